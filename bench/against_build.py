@@ -330,7 +330,7 @@ def compare(name: str, builds: tuple[Build, Build], turns: int) -> None:
 
 def best_tenth(values: Sequence[float], unit: str) -> float:
     """Return the value that a tenth of the turns reach: the highest are the best of rates."""
-    tenths = statistics.quantiles(values, n=10)
+    tenths = statistics.quantiles(values, n=10, method="inclusive")
     return tenths[-1] if "/s" in unit or "times" in unit else tenths[0]
 
 

@@ -6,7 +6,7 @@ are the contracts as tests.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from enum import IntEnum, unique
 from pathlib import Path
 from typing import Any, Protocol
@@ -146,22 +146,32 @@ class StoreSpace(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int
 
 
-class LogStore(Protocol):
-    """The owner of a node's logs, one for each pchannel.
-
-    What not every store has is None: `space`, `link_copy` and `topic_store`.
+class LogReader(Protocol):
+    """The logs of a node and the map of state beside them, one log for each pchannel; a store that
+    was opened for reading only is no more than that.
     """
 
     node_id: str
     """Identity of the node's data, made at first open and kept for ever."""
-    term: int
-    """Number of this ownership, above every earlier one."""
-    promised_tick: int
-    """The highest tick any earlier term may have given to a reader; new ticks start above it."""
 
     @property
     def state(self) -> StateMap:
         """The map of state beside the logs; the same object for as long as the store lives."""
+
+    async def open_log(self, name: str) -> Log:
+        """Return the log of pchannel `name`, verified, and made if it is new."""
+
+
+class LogStore(LogReader, Protocol):
+    """The owner of a node's logs.
+
+    What not every store has is None: `space`, `link_copy` and `topic_store`.
+    """
+
+    term: int
+    """Number of this ownership, above every earlier one."""
+    promised_tick: int
+    """The highest tick any earlier term may have given to a reader; new ticks start above it."""
 
     @property
     def queued_bytes(self) -> int:
@@ -176,7 +186,7 @@ class LogStore(Protocol):
         """The disk the store writes to; None when it writes to none of this machine's."""
 
     @property
-    def link_copy(self) -> Callable[[Path], Awaitable[None]] | None:
+    def link_copy(self) -> Callable[[Path], Coroutine[Any, Any, None]] | None:
         """Makes a copy of all that is durable at a new path of the same disk while the store runs;
         None when the store has no files on this machine.
 
@@ -191,9 +201,6 @@ class LogStore(Protocol):
         """Remember that ticks up to `tick` may be given to readers without an entry in the log;
         durable on return.
         """
-
-    async def open_log(self, name: str) -> Log:
-        """Return the log of pchannel `name`, made if it is new, verified if not."""
 
     @property
     def condition(self) -> str:

@@ -35,13 +35,6 @@ from flusher.directory import (
 )
 from flusher.flusher import Flusher
 from flusher.manifest import DataFile, decode_manifest, manifest_crc32c, with_checksum
-from streamingnode.care.database import (
-    STATE_MAP,
-    STEP_BYTES,
-    check_records,
-    check_topics,
-    read_node_records,
-)
 from streamingnode.care.findings import OnStep, Report, no_progress
 from streamingnode.care.inspect import (
     BackupRecord,
@@ -51,17 +44,16 @@ from streamingnode.care.inspect import (
     kept_closed,
     read_record,
 )
-from streamingnode.care.verify import check_cuts, check_leases, verify_unlocked
+from streamingnode.care.records import NodeRecords, read_node_records
+from streamingnode.care.verify import check_cuts, check_leases, check_store, verify_unlocked
 from streamingnode.channel import Channel, flush
 from wal.codec import crc32c
 from wal.errors import (
     AlreadyExists,
     Corrupt,
     InvalidArgument,
-    OnShutdown,
     StorageFailed,
     StreamingNodeError,
-    Truncated,
 )
 from wal.files import (
     DIRECTORY_MODE,
@@ -77,9 +69,6 @@ from wal.files import (
 )
 from wal.rocks.floor import BACKUP_RECORD_NAME, FLOOR_NAME, Floor, write_floor
 from wal.rocks.layout import DATABASE_NAME
-from wal.rocks.store import RocksStore
-from wal.rocksmq.messages import TopicEntry, decode_entry
-from wal.rocksmq.topic import PREFIX, Topic, decode_records
 from wal.runtime import in_thread, outlast, unix_ms
 
 T = TypeVar("T")
@@ -390,11 +379,8 @@ def _vouched_for(
 # --- of a running node ----------------------------------------------------------------------------
 #
 # The disk is used in threads, the log on the event loop. What retention takes meanwhile is not
-# missed. Where the log is damaged the reading of it ends: what is readable behind that is for
-# `streamingnode verify`, when the node is closed.
+# missed.
 
-LOOP_LOOK_S = 1.0
-"""Between two looks of a thread whether the event loop that it waits for is still there."""
 LINKS = "backup.tmp"
 """In the node directory while a backup of the running node is made: hard links need the same
 disk.
@@ -406,102 +392,40 @@ class Upkeep:
 
     def __init__(self, path: Path | None, channel: Channel, flusher: Flusher) -> None:
         store = channel.store
-        if path is None or not isinstance(store, RocksStore):
+        if path is None or store.link_copy is None:
             raise InvalidArgument(
                 "a node in memory has nothing to verify or to back up — open one in a directory"
             )
         self._path = path
         self._store = store
+        self._link_copy = store.link_copy
+        self._topics = None if store.topic_store is None else store.topic_store.state
         self._channel = channel
         self._flusher = flusher
-        self._loop = asyncio.get_running_loop()
         self._backing_up = asyncio.Lock()
 
     async def verify(self) -> Report:
-        """Check everything the node has, as fast as the disk goes; see `Node.verify`."""
-        with disk_errors_typed(self._path):
-            return await _in_own_task(in_thread(self._verify))
+        """Check everything the node has, as fast as the disk goes; see `Node.verify`.
 
-    def _verify(self) -> Report:
-        """Check log, cuts and leases; not the floor file, which is written all the time, nor what
-        nothing names yet.
+        The floor file is left out, as it is written all the time, and so is what nothing names yet.
         """
-        report = Report(on_step=_check_cancelled)
-        node_id = self._store.node_id
-        records = None
+        report = Report()
+        # In this order: the checkpoint knows no cut that is not listed, and which cut is the first
+        # that is kept goes up before a cut goes.
         checkpoint = self._flusher.checkpoint
-        numbers = cut_numbers(self._path)
-        try:
-            # After the cuts were listed: which is the first that is kept goes up before a cut goes.
-            records = check_records(self._on_loop(self._store.state.scan("")), report)
-            records.checkpoint = checkpoint
-            check_topics(records.topics, self._read_topic, report)
-        except Corrupt as error:
-            report.error(STATE_MAP, error)
-        self._check_log(report)
-        check_cuts(self._path, numbers, node_id, records, report)
-        check_leases(self._path, node_id, report)
+        with disk_errors_typed(self._path):
+            numbers = await in_thread(cut_numbers, self._path)
+            records = await check_store(self._store, self._topics, report)
+            if records is not None:
+                records.checkpoint = checkpoint
+                records.last_tick = None  # a cut may have been made since
+            report.on_step = _check_cancelled
+            await _in_own_task(in_thread(self._check_files, numbers, records, report))
         return report
 
-    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        # Not in the caller's scope, as by `anyio.from_thread.run`: when that was cancelled before,
-        # `work` spins for ever.
-        asked = asyncio.run_coroutine_threadsafe(work, self._loop)
-        while True:
-            try:
-                return asked.result(timeout=LOOP_LOOK_S)
-            except TimeoutError:
-                if asked.done():  # its own
-                    raise
-                if self._loop.is_closed():
-                    raise OnShutdown(
-                        "the event loop of the node has ended — open the node again"
-                    ) from None
-
-    def _read_topic(self, topic: Topic, at: int) -> list[TopicEntry]:
-        """Return entries of a topic, none when it was destroyed or shortened meanwhile."""
-        try:
-            return self._on_loop(self._read_log_of(topic, at))
-        except Corrupt:
-            _, now = decode_records(self._on_loop(self._store.state.scan(PREFIX)))
-            if any(
-                (each.log_id, each.begin_id) == (topic.log_id, topic.begin_id)
-                for each in now.values()
-            ):
-                raise
-            return []
-
-    async def _read_log_of(self, topic: Topic, at: int) -> list[TopicEntry]:
-        log = self._store.state.owned_log(
-            topic.log_id,
-            decode_entry,
-            first_position=topic.begin_id,
-            last_position=topic.end_id,
-            title="read from id",
-        )
-        try:
-            return await log.read(at, bytes_max=STEP_BYTES)
-        finally:
-            self._store.state.release(log)
-
-    def _check_log(self, report: Report) -> None:
-        """Read from the first entry kept to the last one synced now."""
-        log = self._channel.log
-        position = log.first_position
-        end = log.durable_position
-        while position <= end:
-            try:
-                entries = self._on_loop(log.read(position, bytes_max=STEP_BYTES))
-            except Truncated:
-                position = log.first_position
-                continue
-            except Corrupt as error:
-                report.error(f"log {log.name!r}, from position {position}", error)
-                return
-            position = entries[-1].last_position + 1
-            report.count("log entries", len(entries))
-            report.count("log positions", sum(entry.count for entry in entries))
-            report.read("log", sum(entry.size_bytes for entry in entries))
+    def _check_files(self, numbers: list[int], records: NodeRecords | None, report: Report) -> None:
+        check_cuts(self._path, numbers, self._store.node_id, records, report)
+        check_leases(self._path, self._store.node_id, report)
 
     async def back_up(self, path: Path) -> BackupRecord:
         """Make a verified backup, one at a time; see `Node.backup`."""
@@ -510,7 +434,7 @@ class Upkeep:
         async def run() -> None:
             async with self._backing_up, self._flusher.retention.hold_cuts():
                 await flush(self._channel, self._flusher)
-                made.append(await in_thread(self._back_up, path))
+                made.append(await self._back_up(path))
 
         try:
             with disk_errors_typed(self._path):
@@ -522,31 +446,34 @@ class Upkeep:
             raise
         return made[0]
 
-    def _back_up(self, path: Path) -> BackupRecord:
+    async def _back_up(self, path: Path) -> BackupRecord:
         """Link the database beside the node's own, in one step that costs no copying; then copy its
         bytes at leisure.
         """
         links = self._path / LINKS
+        try:
+            floor = await in_thread(self._make_links, links)
+            await self._link_copy(links / DATABASE_NAME)
+            return await in_thread(self._copy, links, floor, path)
+        finally:
+            await outlast(in_thread(partial(shutil.rmtree, links, ignore_errors=True)))
+
+    def _make_links(self, links: Path) -> Floor:
+        """Make the directory of links, with leases, and return the floor: what both say is in the
+        database that is linked after that.
+        """
+        shutil.rmtree(links, ignore_errors=True)  # a crash left it
+        make_directory(links)
+        make_directory(links / LEASES)
+        for lease in sorted((self._path / LEASES).glob("*.json")):
+            with suppress(FileNotFoundError):  # its table was given up meanwhile
+                content = read_regular(lease, bytes_max=LEASE_BYTES_MAX)
+                write_file(links / LEASES / lease.name, content)
+        return floor_of(self._path)
+
+    def _copy(self, links: Path, floor: Floor, path: Path) -> BackupRecord:
         with new_directory(path, self._path) as building:
-            try:
-                shutil.rmtree(links, ignore_errors=True)  # a crash left it
-                # Floor and leases as they are before the database is linked: what they say is in
-                # the copy for certain.
-                make_directory(links)
-                make_directory(links / LEASES)
-                for lease in sorted((self._path / LEASES).glob("*.json")):
-                    with suppress(FileNotFoundError):  # its table was given up meanwhile
-                        write_file(
-                            links / LEASES / lease.name,
-                            read_regular(lease, bytes_max=LEASE_BYTES_MAX),
-                        )
-                floor = floor_of(self._path)
-                self._on_loop(self._store.link_copy(links / DATABASE_NAME))
-                return make_backup(
-                    self._path, links, floor, building, _check_cancelled, cuts_ahead=0
-                )
-            finally:
-                shutil.rmtree(links, ignore_errors=True)
+            return make_backup(self._path, links, floor, building, _check_cancelled, cuts_ahead=0)
 
 
 def _check_cancelled(_part: str, _bytes: int) -> None:

@@ -32,9 +32,15 @@ from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.state import ShardState
 from scanner.reorder import ScanFilter
 from streamingnode.care.backup import new_directory
-from streamingnode.care.database import PCHANNEL, ClosedLog, good_entries, opened, stored_entries
 from streamingnode.care.findings import RESTORE, Report
 from streamingnode.care.inspect import check_node, kept_closed
+from streamingnode.care.records import PCHANNEL
+from streamingnode.care.salvage import (
+    ClosedLog,
+    good_entries,
+    opened_past_damage,
+    stored_entries,
+)
 from streamingnode.collections import check_name
 from streamingnode.snapshot import read_rows
 from wal.entry import TransactionBuffer, Visible, row_batches
@@ -164,7 +170,7 @@ class _Export:
 
     def write(self) -> ExportResult:
         report = Report()
-        with opened(self._directory, report) as (node_id, database):
+        with opened_past_damage(self._directory, report) as (node_id, database):
             self._take(report)
             checkpoint = log = None
             if database is not None:

@@ -1,14 +1,15 @@
-"""The steps of a verification of a directory that nobody has open: database, cuts and files,
-leases, left-overs. Blocks.
+"""The steps of a verification: log, topics and records of a store, cuts and files, leases; and of a
+directory that nobody has open also its floor, RocksDB's own files and left-overs.
 
 Nothing is changed. The engine's own readers tell what is damaged, by its checksum. Here what they
 read is held against one another: each cut is the one that the next one follows, none is missing,
 the newest is the one that the log knows.
 """
 
+import itertools
 import re
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,24 +28,28 @@ from flusher.directory import (
     refuse_mixed,
 )
 from flusher.manifest import DATA, Checkpoint, SegmentFile
-from streamingnode.care.database import (
-    STATE_MAP,
-    NodeRecords,
-    check_database_files,
-    check_topics,
-    good_entries,
-    is_unfinished_creation,
-    opened,
-    read_topic,
-    stored_entries,
-)
-from streamingnode.care.findings import OnStep, Report, no_progress
-from streamingnode.care.inspect import check_node, kept_closed, read_record
+from streamingnode.care.findings import RESTORE, OnStep, Report, no_progress
+from streamingnode.care.inspect import check_node, floor_of, kept_closed, read_record
+from streamingnode.care.records import PCHANNEL, STATE_MAP, NodeRecords, check_records, reading
+from wal.entry import LogEntry
 from wal.errors import Corrupt, InvalidArgument, StreamingNodeError, Truncated
-from wal.files import place_beneath
-from wal.rocks.floor import BACKUP_RECORD_NAME
-from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY
+from wal.files import place_beneath, read_regular
+from wal.log import BatchMap, Log, LogReader, StateMap
+from wal.rocks import floor as parts
+from wal.rocks import recovery
+from wal.rocks.floor import BACKUP_RECORD_NAME, FLOOR_NAME, Floor, read_floor
+from wal.rocks.layout import DATABASE_NAME
+from wal.rocks.opening import check_may_read
+from wal.rocks.recovery import torn_bytes
+from wal.rocks.store import RocksReader
+from wal.rocksmq.messages import decode_entry
+from wal.rocksmq.topic import PREFIX as TOPICS
+from wal.rocksmq.topic import Topic, decode_records
 
+STEP_BYTES = 1 << 20
+"""Read of a log between two steps: a few milliseconds, so that a walk can be paced and ended."""
+
+_AT_START = "nothing to do: the node sees to it when it starts"
 _OURS = re.compile(r"node\.[a-z]+|floor|reserve|backup\.json|log|cuts|segments|deletes|leases")
 _OURS_BELOW = re.compile(r"cuts/\d{16}\.json|leases/[^/]*\.json")
 _INGEST = (
@@ -77,7 +82,7 @@ def verify_unlocked(
 ) -> Report:
     """As `verify_directory`, for a directory the caller owns already, or nobody else knows of."""
     report = Report(on_step=on_step)
-    if is_unfinished_creation(directory):
+    if _is_unfinished_creation(directory):
         detail = "the node's creation was cut off, before it took anything"
         report.warn(DATABASE_NAME, detail, "open the node: the next opening finishes it")
         return report
@@ -113,28 +118,212 @@ def _check_backup(directory: Path, report: Report) -> None:
                     report.damage(file.path, detail, step)
 
 
-def _check_database(directory: Path, report: Report) -> tuple[str, NodeRecords | None]:
-    """Check floor and database to the last entry; return the node's id, and its records if they can
-    be read.
+# --- the log, topics and the records beside them --------------------------------------------------
+
+
+async def check_store(
+    store: LogReader, topics: BatchMap | None, report: Report
+) -> NodeRecords | None:
+    """Read everything in a store to its end, of the node's log and of each topic up to the first
+    damage; return its records, None when they cannot be read.
+
+    `topics` is the store's map as one that keeps topics, None when it keeps none. The store is that
+    of a running node, or one opened for reading. Raises as its log does, but for `Corrupt`.
     """
     records: NodeRecords | None = None
-    with opened(directory, report) as (node_id, database):
-        if database is not None:
-            check_database_files(directory / DATABASE_NAME, database.rows, report)
-            with report.errors_at(STATE_MAP):
-                records = database.records(report)
-            known = records or NodeRecords()
-            log = database.log(report)
-            if log is not None and log.first:  # else nobody knows where it begins
-                known.last_tick = 0
-                for entry in good_entries(log, stored_entries(log), report):
-                    known.last_tick = entry.time_tick
-            check_topics(
-                known.topics,
-                partial(read_topic, database.rows.get_column_family(ENTRY_FAMILY)),
-                report,
-            )
+    try:
+        records = check_records(await store.state.scan(""), report)
+    except Corrupt as error:
+        report.error(STATE_MAP, error)
+    if records is not None and topics is not None:
+        for name, topic in records.topics.items():
+            await _check_topic(topics, name, topic, report)
+    try:
+        log = await store.open_log(PCHANNEL)
+    except Corrupt as error:
+        report.error(f"log {PCHANNEL!r}", error)
+        return records
+    await _check_log(log, report)
+    if records is not None:
+        records.last_tick = log.last_tick
+    return records
+
+
+async def _check_log(log: Log, report: Report) -> None:
+    """Read from the first entry kept to the last one that is durable now; damage is named by the
+    position of the first entry that is not as it was written.
+    """
+    position = log.first_position
+    end = log.durable_position
+    step_bytes = STEP_BYTES
+    before: LogEntry | None = None
+    while position <= end:
+        try:
+            entries = await log.read(position, bytes_max=step_bytes)
+            _check_order(before, entries)
+            before = entries[-1]
+        except Truncated:
+            position = log.first_position
+            before = None
+            continue
+        except Corrupt as error:
+            if step_bytes > 1:
+                step_bytes = 1  # entry by entry up to the damage
+                continue
+            report.error(f"log {log.name!r}, from position {position}", error)
+            return
+        position = entries[-1].last_position + 1
+        report.count("log entries", len(entries))
+        report.count("log positions", sum(entry.count for entry in entries))
+        report.read("log", sum(entry.size_bytes for entry in entries))
+
+
+def _check_order(before: LogEntry | None, entries: Sequence[LogEntry]) -> None:
+    for entry in entries:
+        if before is not None and (
+            entry.first_tick <= before.time_tick or entry.wal_term < before.wal_term
+        ):
+            raise Corrupt(f"tick or term of the entry at position {entry.first_position} go back")
+        before = entry
+
+
+async def _check_topic(state: BatchMap, name: str, topic: Topic, report: Report) -> None:
+    message_id = topic.begin_id
+    crc32c = topic.crc32c
+    log = state.owned_log(
+        topic.log_id,
+        decode_entry,
+        first_position=topic.begin_id,
+        last_position=topic.end_id,
+        title="read from id",
+    )
+    try:
+        while message_id <= topic.end_id:
+            entries = await log.read(message_id, bytes_max=STEP_BYTES)
+            message_id = entries[-1].last_position + 1
+            crc32c = entries[-1].crc32c
+            report.count("topic messages", sum(len(entry.messages) for entry in entries))
+            report.read("topics", sum(entry.size_bytes for entry in entries))
+        if crc32c != topic.crc32c:
+            raise Corrupt(f"its last entry is another one than was written before id {message_id}")
+    except Corrupt as error:
+        if await _is_kept(state, topic):
+            report.error(f"topic {name!r}, from id {message_id}", error)
+    finally:
+        state.release(log)
+    report.count("topics")
+
+
+async def _is_kept(state: StateMap, topic: Topic) -> bool:
+    """Whether a topic still begins where it did: it was not removed or shortened meanwhile."""
+    _, topics = decode_records(await state.scan(TOPICS))
+    now = {(each.log_id, each.begin_id) for each in topics.values()}
+    return (topic.log_id, topic.begin_id) in now
+
+
+# --- floor and database of a directory ------------------------------------------------------------
+
+
+def _check_database(directory: Path, report: Report) -> tuple[str, NodeRecords | None]:
+    """Check floor and database of a node that nobody has open; return the node's id, empty when
+    unknown, and its records if they can be read.
+    """
+    check_may_read(directory)
+    floor = _check_floor(directory, report)
+    node_id = "" if floor is None else floor.node_id
+    records: NodeRecords | None = None
+    with report.errors_at(DATABASE_NAME), reading(directory, floor) as (runner, store):
+        node_id = store.node_id
+        _check_database_files(directory / DATABASE_NAME, store.table_names(), report)
+        if floor is not None:
+            _check_end(directory / DATABASE_NAME, store, floor, report)
+        records = runner.run(check_store(store, store.state, report))
     return node_id, records
+
+
+def _check_end(path: Path, store: RocksReader, floor: Floor, report: Report) -> None:
+    """Warn of a floor that is older than the log, and of a tail that the next owner drops."""
+    if store.found.term > floor.term:
+        step = "put log and floor of one backup together; opening the node trusts the log"
+        report.warn(
+            FLOOR_NAME, "is of an earlier term than the log beside it: it is an older copy", step
+        )
+    if not store.found.synced_each_batch and (torn := torn_bytes(path)):
+        detail = f"torn tail, will be dropped: {torn} bytes, not acknowledged as durable"
+        report.warn(DATABASE_NAME, detail, _AT_START)
+    for name, kept in store.torn.items():
+        behind = f"what is behind position {kept} of log {name!r}, not acknowledged as durable"
+        report.warn(DATABASE_NAME, f"torn tail, will be dropped: {behind}", _AT_START)
+
+
+def _is_unfinished_creation(directory: Path) -> bool:
+    """Whether the next opening makes the node here anew: nothing was ever acknowledged by it."""
+    if any((directory / name).exists() for name in (DATABASE_NAME, BACKUP_RECORD_NAME)):
+        return False
+    try:
+        floor = read_floor(directory)
+    except StreamingNodeError:
+        return False
+    # with cuts it was more than begun
+    return floor is not None and not floor.term and not cut_numbers(directory)
+
+
+def _check_floor(directory: Path, report: Report) -> Floor | None:
+    """Check every part of the floor file and return what it says; None when it says nothing."""
+    floor: Floor | None = None
+    with report.errors_at(FLOOR_NAME):
+        floor = floor_of(directory)
+        data = read_regular(directory / FLOOR_NAME, bytes_max=parts.FLOOR_READ_BYTES_MAX)
+        report.bytes += len(data)
+        if len(data) != parts.FLOOR_BYTES:
+            report.warn(FLOOR_NAME, f"has {len(data)} bytes, not {parts.FLOOR_BYTES}", _AT_START)
+        # A power cut may tear what was being written; the other slot, older by a sync, counts then.
+        # So looks a flipped bit.
+        for name, begin, end, decode in (
+            ("slot 0", 0, parts.SLOT_BYTES, parts.decode_slot),
+            ("slot 1", parts.SLOT_BYTES, parts.PROMISE_OFFSET, parts.decode_slot),
+            ("the promised tick", parts.PROMISE_OFFSET, parts.TOKEN_OFFSET, parts.decode_promise),
+            (
+                "its owner's fencing token",
+                parts.TOKEN_OFFSET,
+                parts.FLOOR_BYTES,
+                parts.decode_token_term,
+            ),
+        ):
+            if any(data[begin:end]) and not decode(data[begin:end]):
+                report.warn(
+                    FLOOR_NAME,
+                    f"{name} fails its checksum: torn by a power cut, or damaged",
+                    _AT_START,
+                )
+    return floor
+
+
+def _check_database_files(path: Path, live: Collection[str], report: Report) -> None:
+    """Look at RocksDB's own files for what it passes over in silence.
+
+    It replays a log file that somebody copied under a newer name as if it were newer, and goes on
+    with a manifest whose last record is cut short. A table that is not `live`, as its manifest does
+    not name it, it ignores, and removes at the next start.
+    """
+    for table in sorted(path.glob("*.sst")):
+        if table.name not in live:
+            detail = "the database does not name it: a crash before it did, or a copy"
+            report.warn(f"{DATABASE_NAME}/{table.name}", detail, _AT_START)
+    logs = sorted(path.glob("*.log"), key=lambda each: int(each.stem))
+    begins = [
+        (each, first) for each in logs if (first := recovery.first_sequence(each)) is not None
+    ]
+    for (original, earlier), (copied, later) in itertools.pairwise(begins):
+        if later <= earlier:
+            detail = (
+                f"begins no later than {original.name}, which is older: it is a copy of what "
+                "came before"
+            )
+            report.damage(f"{DATABASE_NAME}/{copied.name}", detail, f"move it away, or {RESTORE}")
+    if torn := recovery.torn_manifest(path):
+        detail = "its last record is cut short: a crash while it was written, or bytes are lost"
+        report.warn(f"{DATABASE_NAME}/{torn[0].name}", detail, _AT_START)
 
 
 # --- cuts, files, leases, left-overs --------------------------------------------------------------

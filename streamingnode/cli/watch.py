@@ -104,8 +104,8 @@ def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, obj
     """Return what the files of a node tell, and note why there are no checkpoints and readers."""
     from flusher.cuts import Lease, lease_files
     from flusher.directory import CutLog
-    from streamingnode.care.database import PCHANNEL, NodeRecords, read_node_records
     from streamingnode.care.inspect import cut_holders, floor_of
+    from streamingnode.care.records import PCHANNEL, NodeRecords, read_node_records
     from streamingnode.cli.topics import line_of_topic
     from wal.runtime import unix_ms
 

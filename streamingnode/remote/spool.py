@@ -12,6 +12,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Coroutine, Iterable, Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,17 +100,6 @@ class Known(msgspec.Struct, frozen=True):
     former: tuple[CollectionInfo, ...] = ()
     epoch: int = 0
     """That the producer was last opened with from this directory."""
-
-
-class _Numbered:
-    """Stamps for the writes of one message, which get others when it is sent."""
-
-    def __init__(self) -> None:
-        self._sequence = 0
-
-    def __call__(self, _group: AppendGroup | None) -> ProducerStamp:
-        self._sequence += 1
-        return ProducerStamp(0, FIRST_EPOCH, self._sequence)
 
 
 def dead_letters(
@@ -345,13 +335,12 @@ class SpoolingBackend(RemoteBackend):
         """Keep the writes of a pack in one message, durably; waits for room while the node makes
         some.
         """
-        bytes_max = self.config.wal.group_bytes_max // 2
         while True:
             await self._save()  # whatever becomes of its collection, what is kept can be read
             pack.drop_cancelled()
             if not pack.groups:
                 return
-            frame = frame_of(0, pack.groups, _Numbered(), settled=0, unit_bytes_max=bytes_max)
+            frame = self._frame_of(pack)
             if self._has_room(frame.size_bytes):
                 break
             await self._moved.wait()
@@ -359,6 +348,12 @@ class SpoolingBackend(RemoteBackend):
         properties = {name: str(value) for name, value in about.items()}
         pack.sent = True
         await outlast(self._put(pack, ProducerMessage(b"".join(frame.parts), properties)))
+
+    def _frame_of(self, pack: Pack) -> FrameOfWrites:
+        """Return the frame of a pack; its writes get other stamps when they are sent."""
+        stamps = (ProducerStamp(0, FIRST_EPOCH, sequence) for sequence in count(1))
+        bytes_max = self.config.wal.group_bytes_max // 2
+        return frame_of(0, pack.groups, lambda _: next(stamps), settled=0, unit_bytes_max=bytes_max)
 
     async def _put(self, pack: Pack, message: ProducerMessage) -> None:
         try:

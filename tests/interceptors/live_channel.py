@@ -180,7 +180,10 @@ class LiveChannel:
         ]
         self.chain = Chain(interceptors, log_end(cast("Log", self.log)))
         self.append_pack = self.chain.append
-        self.packer = Packer(self.append_pack, Budget(1 << 40))
+        self.packer = Packer(self._send, Budget(1 << 40))
+
+    async def _send(self, pack: Pack) -> None:
+        await self.append_pack(pack)
 
     @classmethod
     @asynccontextmanager

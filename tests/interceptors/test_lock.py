@@ -409,7 +409,11 @@ async def run_packed_schedule(seed: int, groups: list[tuple[bool, list[str]]]) -
             group.settle(NOTHING)
 
     append = Chain([RedoInterceptor(), lock], end).append
-    packer = Packer(append, Budget(1 << 30))
+
+    async def send(pack: Pack) -> None:
+        await append(pack)
+
+    packer = Packer(send, Budget(1 << 30))
     written: list[tuple[AppendGroup, asyncio.Future[AppendResult]]] = []
     exclusives: list[asyncio.Future[None]] = []
     for exclusive, vchannels in groups:

@@ -29,6 +29,7 @@ from wal.rocks.layout import ENTRY_FAMILY, META_FAMILY, RocksOptions, database_o
 from wal.rocks.space import REPLAY_BYTES, free_bytes_of, log_bytes_of
 from wal.runtime import in_thread, outlast
 
+SETTINGS_NAME = "rocksdict-config.json"
 READERS_MAX = 2
 """Reading is decoding, which holds the interpreter lock: more threads would only take turns."""
 
@@ -115,6 +116,24 @@ def open_rocksdb(
             column_families=families(options),
             access_type=AccessType.read_write() if writable else AccessType.read_only(),
         )
+
+
+@contextmanager
+def same_settings(path: Path) -> Iterator[None]:
+    """Leave rocksdict's settings file of a database as it was, or missing.
+
+    RocksDB writes nothing when it opens read-only, but rocksdict writes its settings anew. A look
+    must neither break what the next opening would finish nor mend what a second look finds.
+    """
+    settings = path / SETTINGS_NAME
+    before = settings.read_bytes() if settings.exists() else None
+    try:
+        yield
+    finally:
+        if before is None:
+            settings.unlink(missing_ok=True)
+        elif not settings.exists() or settings.read_bytes() != before:
+            settings.write_bytes(before)
 
 
 class Engine:

@@ -115,14 +115,16 @@ class StoreState(IntEnum):
     """
 
     OPEN = 0
-    FAILED = 1
+    READ_ONLY = 1
+    """It was opened for reading only."""
+    FAILED = 2
     """A write failed; what was synced can be read. Reopening leads back to `OPEN`, and nothing else
     ever does.
     """
-    FENCED = 2
+    FENCED = 3
     """Another owner's token is in the directory."""
-    CLOSED = 3
-    FORKED = 4
+    CLOSED = 4
+    FORKED = 5
     """This process is a fork of the owner."""
 
 
@@ -187,6 +189,11 @@ class GroupCommit:
         if self.state is not StoreState.OPEN:
             raise self.refusal()
 
+    def check_settled(self) -> None:
+        """Raise unless what the database holds is durable: after a failed write nobody knows."""
+        if self.state > StoreState.READ_ONLY:
+            raise self.refusal()
+
     def check_readable(self) -> None:
         """Raise when the store is closed, or was opened by the process this one was forked from."""
         if self.state >= StoreState.CLOSED:
@@ -237,6 +244,10 @@ class GroupCommit:
             case StoreState.FENCED:
                 return _fence_in(self.cause) or ChannelFenced(
                     f"{self._directory} was taken over by another owner — this one writes no more"
+                )
+            case StoreState.READ_ONLY:
+                return StorageFailed(
+                    f"{self._directory} was opened for reading only — open the node to change it"
                 )
             case StoreState.FORKED:
                 return StorageFailed(

@@ -50,15 +50,15 @@ class LogEnds(NamedTuple):
     last_crc32c: int = 0
 
 
-def load_ends(engine: Engine, log_id: int, name: str) -> LogEnds:
-    """Look up both ends of a log, whatever its length. Reader thread. Raises `Corrupt` when they do
-    not fit.
+def load_ends(engine: Engine, log_id: int, name: str, end_position: int = POSITION_MAX) -> LogEnds:
+    """Look up both ends of a log, whatever its length, without what is behind `end_position`.
+    Reader thread. Raises `Corrupt` when they do not fit.
     """
     begin = first_kept(engine.database, log_id)
     iterator = engine.entries.iter()
     iterator.seek(entry_key(log_id, 0))
     first = current_entry(iterator, log_id)
-    last = last_entry(engine.entries, log_id)
+    last = last_entry(engine.entries, log_id, end_position)
     if first is None or last is None:
         if begin > FIRST_POSITION:
             raise Corrupt(f"log {name!r} begins at position {begin} and has no entries")
@@ -311,10 +311,14 @@ def last_position(entries: Rdict, log_id: int) -> int:
     return 0 if last is None else last[0]
 
 
-def last_entry(entries: Rdict, log_id: int) -> tuple[int, bytes] | None:
-    """Return the last position of a log and the bytes of its last entry, None when it has none."""
+def last_entry(
+    entries: Rdict, log_id: int, end_position: int = POSITION_MAX
+) -> tuple[int, bytes] | None:
+    """Return the last position of a log up to `end_position`, and the bytes of that entry; None
+    when there is none.
+    """
     iterator = entries.iter()
-    iterator.seek_for_prev(entry_key(log_id, POSITION_MAX))
+    iterator.seek_for_prev(entry_key(log_id, end_position))
     return current_entry(iterator, log_id)
 
 

@@ -7,13 +7,14 @@ The same steps from verifying on bring a database back after a failed write.
 import os
 import shutil
 import uuid
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rocksdict import Rdict
 
-from wal.errors import Corrupt, InvalidArgument, UnsupportedFormat
+from wal.errors import Corrupt, InvalidArgument, StorageFailed, UnsupportedFormat
 from wal.failpoint import failpoint
 from wal.files import (
     BRIEF,
@@ -24,7 +25,7 @@ from wal.files import (
     read_regular,
     sync_directory,
 )
-from wal.rocks.database import classified, open_rocksdb, refuse_after_fork
+from wal.rocks.database import classified, open_rocksdb, refuse_after_fork, same_settings
 from wal.rocks.floor import (
     BACKUP_RECORD_NAME,
     FLOOR_BYTES,
@@ -37,7 +38,20 @@ from wal.rocks.floor import (
     write_floor,
 )
 from wal.rocks.layout import DATABASE_NAME, DURABILITY_KEY, TERM_KEY, RocksOptions, encode_number
-from wal.rocks.recovery import Survey, drop_torn_end, recover, verify_database, write_facts
+from wal.rocks.log import last_position
+from wal.rocks.recovery import (
+    Survey,
+    check_framing,
+    drop_torn_end,
+    recover,
+    survey,
+    torn_logs,
+    torn_manifest,
+    verify_database,
+    verify_files,
+    without_torn,
+    write_facts,
+)
 from wal.rocks.space import SpaceWatch
 
 TEMPORARY_SUFFIX = ".tmp"
@@ -136,6 +150,78 @@ def open_owned(owned: OwnedDirectory, *, term_is_spent: bool = True) -> tuple[Rd
             database.close()
         raise
     return database, found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadDatabase:
+    """A database that was opened for reading: what is in it, and where logs end that have a torn
+    tail, which the next owner drops, by name.
+    """
+
+    database: Rdict
+    found: Survey
+    torn: Mapping[str, int]
+
+
+def open_for_reading(
+    directory: Path, floor: Floor | None, *, past_damage: bool = False
+) -> ReadDatabase:
+    """Open the database of a directory without changing anything, and check that it holds what
+    `floor` says; None compares it with nothing.
+
+    With `past_damage` what is behind damage in RocksDB's log is read, too, and a log whose end
+    cannot be read ends at 0. With a floor the database must not change meanwhile. Raises `Corrupt`,
+    also when there is no database, `StorageFailed` when it cannot be read, `UnsupportedFormat`.
+    """
+    path = directory / DATABASE_NAME
+    refuse_after_fork(path)
+    check_may_read(directory)
+    if not (path / "CURRENT").is_file():
+        raise Corrupt(f"{path} holds no database — restore the node from a backup")
+    options = RocksOptions()
+    check_framing(path)
+    with classified(path), same_settings(path):
+        if floor is not None:
+            _verify_for_reading(path, options, floor)
+        database = open_rocksdb(path, options, past_damage=past_damage)
+        try:
+            ends = last_readable if past_damage else last_position
+            found = survey(database, last_position=ends)
+            torn = {} if floor is None else torn_logs(database, found, floor)
+        except BaseException:
+            database.close()
+            raise
+    return ReadDatabase(database=database, found=without_torn(found, torn), torn=torn)
+
+
+def check_may_read(directory: Path) -> None:
+    """Raise `StorageFailed` where the database cannot be written: rocksdict writes its settings
+    there, also to read.
+    """
+    path = directory / DATABASE_NAME
+    if path.exists() and not os.access(path, os.W_OK):
+        raise StorageFailed(
+            f"{path} cannot be written, which reading it takes — make it writable, or read a copy"
+        )
+
+
+def last_readable(entries: Rdict, log_id: int) -> int:
+    """Return the last position of a log, 0 when its end cannot be read."""
+    with suppress(Exception):  # rocksdict raises nothing more exact
+        return last_position(entries, log_id)
+    return 0
+
+
+def _verify_for_reading(path: Path, options: RocksOptions, floor: Floor) -> None:
+    try:
+        verify_files(path, options, floor)
+    except Corrupt as error:
+        if not torn_manifest(path):
+            raise
+        raise Corrupt(
+            f"{path} ends with what a power cut tore — open the node, which drops that, and close "
+            "it; if it refuses, restore the node from a backup"
+        ) from error
 
 
 def _take_term(database: Rdict, floor: FloorFile, found: Survey, options: RocksOptions) -> None:

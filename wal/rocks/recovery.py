@@ -155,17 +155,33 @@ def verify_database(path: Path, options: RocksOptions, floor: Floor) -> Survey:
     """
     check_framing(path)
     try:
-        return _verify(path, options, floor)
+        return _verified(path, options, floor)
     except Corrupt:
         if torn := torn_manifest(path):
             # When that is not all that is wrong, what is wrong with the original is the error to
             # tell.
             with suppress(StreamingNodeError, OSError), without_torn_end(path, *torn) as look_alike:
-                return _verify(look_alike, options, floor)
+                return _verified(look_alike, options, floor)
         raise
 
 
-def _verify(path: Path, options: RocksOptions, floor: Floor) -> Survey:
+def _verified(path: Path, options: RocksOptions, floor: Floor) -> Survey:
+    (found, behind_damage) = verify_files(path, options, floor)
+    for name, log_id in found.log_ids.items():
+        kept = found.last_positions[log_id]
+        reached = behind_damage.last_positions.get(log_id, 0)
+        # acknowledged under durability `os`, taken by a power cut; opening for writing drops it
+        if reached > kept:
+            _log.warning(
+                "torn_tail_dropped", path=str(path), log=name, kept=kept, dropped=reached - kept
+            )
+    return found
+
+
+def verify_files(path: Path, options: RocksOptions, floor: Floor) -> tuple[Survey, Survey]:
+    """Check a database as `verify_database`, but refuse one whose manifest ends torn; return what
+    is in it, and what is behind damage, too.
+    """
     found = _survey(path, options)
     try:
         behind_damage = _survey(path, options, past_damage=True)
@@ -178,15 +194,7 @@ def _verify(path: Path, options: RocksOptions, floor: Floor) -> Survey:
             raise
         behind_damage = found
     judge(found, behind_damage, floor, place=str(path))
-    for name, log_id in found.log_ids.items():
-        kept = found.last_positions[log_id]
-        reached = behind_damage.last_positions.get(log_id, 0)
-        # acknowledged under durability `os`, taken by a power cut; opening for writing drops it
-        if reached > kept:
-            _log.warning(
-                "torn_tail_dropped", path=str(path), log=name, kept=kept, dropped=reached - kept
-            )
-    return found
+    return found, behind_damage
 
 
 def _survey(path: Path, options: RocksOptions, *, past_damage: bool = False) -> Survey:
@@ -255,21 +263,39 @@ def drop_behind_holes(database: Rdict, found: Survey, floor: Floor) -> Survey:
     """
     if found.synced_each_batch:
         return found
-    torn: dict[int, int] = {}
     batch = WriteBatch(raw_mode=True)
     family = database.get_column_family_handle(ENTRY_FAMILY)
-    for name, log_id in found.log_ids.items():
-        kept = chain_end(database, log_id, floor)
+    torn = torn_logs(database, found, floor)
+    for name, kept in torn.items():
+        log_id = found.log_ids[name]
         reached = found.last_positions[log_id]
-        if kept < reached:
-            torn[log_id] = kept
-            batch.delete_range(entry_key(log_id, kept + 1), entry_key(log_id, reached + 1), family)
-            _log.warning("torn_tail_dropped", log=name, kept=kept, dropped=reached - kept)
+        batch.delete_range(entry_key(log_id, kept + 1), entry_key(log_id, reached + 1), family)
+        _log.warning("torn_tail_dropped", log=name, kept=kept, dropped=reached - kept)
     if torn:
         database.write(batch)
         # a power cut before that leaves the hole, which is found again
         database.flush_wal(sync=True)
-    return msgspec.structs.replace(found, last_positions={**found.last_positions, **torn})
+    return without_torn(found, torn)
+
+
+def torn_logs(database: Rdict, found: Survey, floor: Floor) -> dict[str, int]:
+    """Return the last position before a hole in the unsynced part of each log that has one, by
+    name.
+    """
+    if found.synced_each_batch:
+        return {}
+    kept = {name: chain_end(database, log_id, floor) for name, log_id in found.log_ids.items()}
+    return {
+        name: position
+        for name, position in kept.items()
+        if position < found.last_positions[found.log_ids[name]]
+    }
+
+
+def without_torn(found: Survey, torn: Mapping[str, int]) -> Survey:
+    """Return a survey in which logs end at the positions that `torn_logs` returned."""
+    ends = {found.log_ids[name]: position for name, position in torn.items()}
+    return msgspec.structs.replace(found, last_positions={**found.last_positions, **ends})
 
 
 def chain_end(database: Rdict, log_id: int, floor: Floor) -> int:

@@ -26,8 +26,9 @@ from wal.errors import (
 )
 from wal.failpoint import failpoint
 from wal.log import SpaceLevel
+from wal.position import POSITION_MAX
 from wal.rocks.database import Engine, open_rocksdb
-from wal.rocks.floor import LOGS_MAX
+from wal.rocks.floor import LOGS_MAX, Floor
 from wal.rocks.group_commit import BatchWrite, GroupCommit, Outcome, StoreState
 from wal.rocks.layout import (
     DATABASE_NAME,
@@ -41,9 +42,14 @@ from wal.rocks.layout import (
     meta_key,
 )
 from wal.rocks.log import RocksEntryLog, RocksLog, load_ends
-from wal.rocks.opening import OwnedDirectory, open_owned, take_directory
+from wal.rocks.opening import (
+    OwnedDirectory,
+    open_for_reading,
+    open_owned,
+    take_directory,
+)
 from wal.rocks.recovery import Survey, scan_prefix
-from wal.rocks.space import SpaceVerdict
+from wal.rocks.space import NOT_LOOKED, SpaceVerdict
 from wal.rocks.writer import Writer
 from wal.runtime import Holding, event_log, in_thread, outlast
 
@@ -137,14 +143,14 @@ class RocksStateMap:
 
     async def get(self, key: str) -> bytes | None:
         """Return the value of `key`, None if it has none."""
-        self._commit.check_writable()
+        self._commit.check_settled()
         value = await self._engine.read(lambda: self._engine.database.get(meta_key(key)))
         assert value is None or isinstance(value, bytes)
         return value
 
     async def scan(self, prefix: str) -> dict[str, bytes]:
         """Return all keys that start with `prefix`, and their values, in key order."""
-        self._commit.check_writable()
+        self._commit.check_settled()
         records = await self._engine.read(
             lambda: scan_prefix(self._engine.database, meta_key(prefix))
         )
@@ -231,6 +237,49 @@ def _dropped_keys(batch: Batch) -> list[tuple[bytes, bytes]]:
     return kept + removed
 
 
+class RocksReader:
+    """A node directory that is read: its logs and its map of state are those of a `RocksStore`, and
+    refuse to change. Opening it changes nothing in the directory.
+
+    `floor` is what the directory's floor file says; the database is checked as at a start, up to
+    what that knows. The caller keeps owners out meanwhile. Beside an owner give None: nothing is
+    compared, what is read may be a moment old, and `Corrupt` may mean that a file was removed since
+    it was listed.
+    """
+
+    def __init__(self, directory: Path, floor: Floor | None) -> None:
+        """Open the directory; blocks. Raises as `wal.rocks.opening.open_for_reading`."""
+        opened = open_for_reading(directory, floor)
+        self.found = opened.found
+        self.torn = opened.torn
+        """Where logs end that have a torn tail, which the next owner drops, by name."""
+        self.node_id = opened.found.node_id
+        self._engine = Engine(directory / DATABASE_NAME, opened.database)
+        self._commit = GroupCommit(directory, RocksOptions(), space=NOT_LOOKED)
+        self._commit.refuse(StoreState.READ_ONLY)
+        self.state = RocksStateMap(self._engine, self._commit)
+
+    async def open_log(self, name: str) -> RocksLog:
+        """Return the log of pchannel `name`; both of its ends are checked. One that was never made
+        is empty.
+        """
+        self._commit.check_readable()
+        log_id = self.found.log_ids.get(name, 0)
+        end = self.found.last_positions.get(log_id, 0)
+        ends = await self._engine.read(load_ends, self._engine, log_id, name, end)
+        return RocksLog(self._engine, self._commit, name=name, log_id=log_id, ends=ends)
+
+    def table_names(self) -> frozenset[str]:
+        """Return the names of the files of the database's tables. Blocks."""
+        live = self._engine.run(self._engine.database.live_files)
+        return frozenset(Path(str(each["name"])).name for each in live)
+
+    async def close(self) -> None:
+        """Close the database; idempotent."""
+        self._commit.refuse(StoreState.CLOSED)
+        await self._engine.close()
+
+
 class RocksStore:
     """A node directory in use; see `wal.log.LogStore` for the contract. `open_rocks_store` makes
     it.
@@ -303,7 +352,7 @@ class RocksStore:
             if name not in self._logs:
                 self._commit.check_writable()
                 log_id = self._log_ids.get(name) or await self._make_log(name)
-                ends = await self._engine.read(load_ends, self._engine, log_id, name)
+                ends = await self._engine.read(load_ends, self._engine, log_id, name, POSITION_MAX)
                 self._logs[name] = RocksLog(
                     self._engine, self._commit, name=name, log_id=log_id, ends=ends
                 )
@@ -434,7 +483,12 @@ class RocksStore:
             database, found = await in_thread(lambda: open_owned(self._owned, term_is_spent=spent))
             engine.install(database)
             ends = [
-                (log, await in_thread(engine.run, load_ends, engine, log.log_id, log.name))
+                (
+                    log,
+                    await in_thread(
+                        engine.run, load_ends, engine, log.log_id, log.name, POSITION_MAX
+                    ),
+                )
                 for log in self._logs.values()
             ]
         except BaseException:

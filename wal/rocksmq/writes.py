@@ -263,8 +263,8 @@ class TopicWriter:
     def begin(
         self, change: Callable[[Draft], T], *, size_bytes: int = 0, makes_room: bool = True
     ) -> asyncio.Future[T]:
-        """Make a change with the next write; return the future of its result, which may be
-        cancelled. A change whose future is cancelled before it is written is not made.
+        """Make a change with the next write; return the future of its result. Cancelling that does
+        not undo the change.
 
         Raises `OnShutdown` when the writer is closed.
         """
@@ -336,8 +336,6 @@ class TopicWriter:
         size_bytes = 0
         while self._calls and size_bytes < PRODUCE_BYTES_MAX:
             call = self._calls.popleft()
-            if call.done.done():
-                continue
             call.error = None
             try:
                 self._store.check_admitted(makes_room=call.makes_room)

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 import streamingnode as sn
-from streamingnode.care.database import read_node_records
 from streamingnode.care.findings import Severity
+from streamingnode.care.records import read_node_records
 from streamingnode.care.verify import verify_directory
 from tests.streamingnode.sample_node import SETTINGS, Sample, copy_of
 from wal.errors import Corrupt, InvalidArgument

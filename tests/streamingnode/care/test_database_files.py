@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from streamingnode.care.backup import backup_directory
-from streamingnode.care.database import SETTINGS_NAME
 from streamingnode.care.findings import Severity
 from streamingnode.care.verify import verify_directory
 from tests.streamingnode.sample_node import Sample, copy_of, rows_of
 from tests.wal.rocks.test_torn_manifest import A_LOST_PAGE
+from wal.rocks.database import SETTINGS_NAME
 from wal.rocks.recovery import manifest_of
 
 

@@ -5,8 +5,8 @@ from typing import cast
 import pytest
 from rocksdict import Rdict
 
-from streamingnode.care.database import ClosedLog, good_entries
 from streamingnode.care.findings import Report
+from streamingnode.care.salvage import ClosedLog, good_entries
 from tests.wal.entries import into_entry
 from wal.codec import encode_entry, entry_crc32c
 from wal.headers import MessageType, TimeTickHeader

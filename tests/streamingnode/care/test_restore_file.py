@@ -12,13 +12,12 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
-from rocksdict import Rdict
 
 import streamingnode as sn
 from flusher.directory import manifest_path
 from flusher.manifest import decode_manifest
 from streamingnode.care.backup import backup_directory, restore_file
-from streamingnode.care.database import NodeRecords, open_read_only, read_node_records
+from streamingnode.care.records import NodeRecords, read_node_records
 from streamingnode.care.verify import verify_directory
 from tests.streamingnode.care.test_failing_disk import fail_at
 from tests.streamingnode.sample_node import (
@@ -36,6 +35,8 @@ from tests.streamingnode.sample_node import (
     segment,
 )
 from wal.errors import Corrupt, InvalidArgument, StreamingNodeError
+from wal.rocks.floor import Floor
+from wal.rocks.opening import ReadDatabase, open_for_reading
 from wal.rocks.recovery import Survey
 
 
@@ -191,15 +192,15 @@ def test_a_database_of_which_files_go_while_it_is_read_is_read_again(
     path = copy_of(sample.closed, tmp_path / "node")
     looks = itertools.count()
 
-    def open_once_gone(database: Path) -> Rdict:
+    def open_once_gone(place: Path, floor: Floor | None) -> ReadDatabase:
         if next(looks) % 3 < 2:
             raise Corrupt(
                 "While opening a file for sequentially reading: 000083.log: No such file or "
                 "directory"
             )
-        return open_read_only(database)
+        return open_for_reading(place, floor)
 
-    monkeypatch.setattr("streamingnode.care.database.open_read_only", open_once_gone)
+    monkeypatch.setattr("wal.rocks.store.open_for_reading", open_once_gone)
     assert restore_file(backup, path, CUT_1).path == CUT_1
 
 

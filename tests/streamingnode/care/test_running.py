@@ -7,8 +7,8 @@ import anyio
 import pytest
 
 import streamingnode as sn
-from streamingnode.care.database import NodeRecords, read_node_records
 from streamingnode.care.findings import Report, Severity
+from streamingnode.care.records import NodeRecords, read_node_records
 from streamingnode.care.verify import check_cuts
 from streamingnode.errors import LogReopening
 from streamingnode.node import Node

@@ -11,6 +11,7 @@ from streamingnode.care.verify import verify_directory
 from wal.rocks.database import open_rocksdb
 from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, RocksOptions, entry_key
 from wal.rocksmq.topic import LOG_ID_FIRST
+from wal.runtime import in_thread
 
 pytestmark = pytest.mark.anyio
 
@@ -40,7 +41,7 @@ async def test_messages_of_sound_topics_are_counted_by_a_closed_and_by_a_running
     tmp_path: Path,
 ) -> None:
     await fill(tmp_path / "node")
-    report = verify_directory(tmp_path / "node")
+    report = await in_thread(verify_directory, tmp_path / "node")
     assert (report.findings, report.counts["topics"], report.counts["topic messages"]) == ([], 1, 6)
     async with sn.open_node(tmp_path / "node") as node:
         report = await node.verify()
@@ -55,7 +56,7 @@ async def test_an_entry_that_is_not_what_was_written_is_named_with_its_topic(
 ) -> None:
     ids = await fill(tmp_path / "node")
     change(tmp_path / "node", entry_key(LOG_ID_FIRST, ids[at][-1]), value)
-    [damage] = verify_directory(tmp_path / "node").damages
+    [damage] = (await in_thread(verify_directory, tmp_path / "node")).damages
     assert damage.place.startswith("topic 'events', from id")
     async with sn.open_node(tmp_path / "node") as node:
         assert [found.place[:14] for found in (await node.verify()).damages] == ["topic 'events'"]

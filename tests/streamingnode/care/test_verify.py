@@ -1,6 +1,7 @@
 """A sound directory is sound; each fault is found, and called what it is."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import streamingnode as sn
 from flusher.cuts import Lease, lease_path, write_lease
 from streamingnode.care.findings import Report, Severity
+from streamingnode.care.salvage import good_entries, opened_past_damage, stored_entries
 from streamingnode.care.verify import verify_directory
 from tests.streamingnode.sample_node import (
     CUT_2,
@@ -191,15 +193,26 @@ def test_an_older_log_beside_its_newer_floor_is_short(sample: Sample, tmp_path: 
         rows_of(path)
 
 
-def test_a_hole_in_the_log_is_named_by_its_positions(sample: Sample, tmp_path: Path) -> None:
+def test_a_hole_in_the_log_is_named_by_its_first_position(sample: Sample, tmp_path: Path) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     table = largest(path, "log/*.sst")
     flip(table, table.stat().st_size // 2)
     [finding] = verify_directory(path).findings
     assert finding.severity is Severity.DAMAGE
-    assert finding.place.startswith("log 'p0', positions ")
-    first, _, last = finding.place.rpartition("positions ")[2].partition(" to ")
-    assert 0 <= int(last) - int(first) < 50, "a damaged block takes its own entries and no others"
+    first = re.fullmatch(r"log 'p0', from position (\d+)", finding.place)
+    assert first is not None
+    salvaged = Report()
+    with opened_past_damage(path, salvaged) as (_, database):
+        assert database is not None
+        log = database.log(salvaged)
+        assert log is not None
+        for _ in good_entries(log, stored_entries(log), salvaged):
+            pass
+    [hole] = salvaged.findings
+    positions = re.fullmatch(r"log 'p0', positions (\d+) to (\d+)", hole.place)
+    assert positions is not None
+    assert positions[1] == first[1], "a verification ends where a salvage goes on"
+    assert 0 <= int(positions[2]) - int(positions[1]) < 50, "a damaged block takes its own entries"
 
 
 def test_left_overs_and_strangers_files_are_warnings(sample: Sample, tmp_path: Path) -> None:

@@ -193,10 +193,13 @@ async def test_a_node_has_channels_of_its_own_and_a_blocking_one_too(tmp_path: P
     assert await anyio.to_thread.run_sync(blocking) == "proxy"
 
 
-async def test_a_node_in_memory_has_no_channels() -> None:
-    async with sn.open_node(None) as node:
-        with pytest.raises(InvalidArgument, match="channels"):
-            _ = node.channels
+async def test_channels_of_a_node_in_memory_end_with_it() -> None:
+    for _ in range(2):
+        async with sn.open_node(None) as node:
+            [name] = await node.channels.create_channels(OWNER, 1)
+            assert name in await node.mq.info()
+            await node.channels.destroy_channels([name])
+            assert await node.mq.info() == {}
 
 
 async def test_a_damaged_record_of_a_channel_is_corrupt_and_found_by_verify(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ async def test_channels_that_never_meet_are_overloaded_before_memory_is_full(
 async def test_more_batches_before_a_tick_than_a_group_may_hold_are_overloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("wal.rocksmq.topic", "streamingnode.streams.stream"):
+    for module in ("wal.rocksmq.group", "streamingnode.streams.stream"):
         monkeypatch.setattr(f"{module}.HELD_MAX", 8)
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         await send(producer, *[inserts(tick) for tick in range(1, 12)])

@@ -316,6 +316,7 @@ def test_only_a_failed_write_is_outlived_and_only_by_reopening(
 
 REFUSALS = {
     StoreState.OPEN: None,
+    StoreState.READ_ONLY: StorageFailed,
     StoreState.FAILED: LogReopening,
     StoreState.FENCED: ChannelFenced,
     StoreState.CLOSED: OnShutdown,
