@@ -10,6 +10,7 @@ import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import ModuleType
+from zlib import crc32
 
 import pytest
 from blockbuster import BlockBuster
@@ -85,13 +86,20 @@ def no_blocking_on_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
         detector.deactivate()
 
 
+SPARK_SESSIONS = 2
+
+
 class _SparkTogether(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Sends whole files to test processes, and all that share a Spark session to one: a second Java
-    would cost more.
+    """Sends whole files to test processes, and those that use Spark to `SPARK_SESSIONS` of them.
+
+    A Java process takes 10 s to start and to warm up, so each further session costs that much.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith("tests/spark_sink/") else super()._split_scope(nodeid)
+        scope: str = super()._split_scope(nodeid)
+        if not scope.startswith("tests/spark_sink/"):
+            return scope
+        return f"spark {crc32(scope.encode()) % SPARK_SESSIONS}"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
