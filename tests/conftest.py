@@ -13,15 +13,14 @@ from types import ModuleType
 from zlib import crc32
 
 import pytest
-import structlog  # noqa: F401 - what is loaded late would be loaded on the event loop of some test
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from streamingnode.rows import load_pandas
+from streamingnode.opening import load_what_is_slow
 
-load_pandas()
+load_what_is_slow()
 ROOT = Path(__file__).resolve().parent.parent
 
 # A shell that starts this in the background, or `nohup`, has signals ignored, and programs that
