@@ -9,7 +9,7 @@ with an underscore.
 | killed | left behind | the next ingest |
 |---|---|---|
 | before the intent | nothing | takes the cuts |
-| between intent and commit | the intent, maybe unused files | takes the cuts; removes both once old |
+| before the commit | the intent, maybe unused files | takes the cuts; removes both once old |
 | after the commit | the intent of a committed attempt | finds the cuts taken; removes the intent |
 
 An intent counts as abandoned only when it is old and its attempt is not in the table's log: a job
