@@ -175,8 +175,7 @@ def _spans(history: Sequence[TableVersion]) -> Iterator[tuple[TableVersion, int,
 
 
 class CommitConflict(Exception):
-    """Another writer committed after this version was loaded; nothing of this commit took effect.
-    """
+    """Another writer committed after this version was loaded; this commit changed nothing."""
 
 
 class OpenTable:
