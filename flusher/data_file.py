@@ -100,8 +100,7 @@ class Rows(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, batch: RowBatch, ticks: Numbers) -> Self:
-        """Return the rows with copies of what they need when they use less than half of their
-        entry.
+        """Return the rows; copy them out of their entry if they use less than half of it.
 
         A view keeps the whole entry in memory, even for a few deleted keys.
         """

@@ -144,7 +144,7 @@ class Retention:
             removable, kept = await in_thread(
                 self._look, checkpoint, collections, old_tick, taken.tick
             )
-            await self._give_up(removable)
+            await self._remove_earliest(removable)
             if old is None:
                 return 0
             below = max(
@@ -219,7 +219,7 @@ class Retention:
             if named_for(path) is not None:
                 self._directory.remove(path)
 
-    async def _give_up(self, earliest: Sequence[CutManifest]) -> None:
+    async def _remove_earliest(self, earliest: Sequence[CutManifest]) -> None:
         if earliest:
             key = kept_cuts_key(self._context.log.name)
             first_kept = earliest[-1].number + 1
