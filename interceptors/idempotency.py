@@ -1,9 +1,9 @@
-"""Recognises retries, in front of everything that costs something, and keeps the named producers
-whose writes they are.
+"""Recognises retried writes before any expensive step, and keeps the named producers.
 
-A write that is in the window gets its first result back. While another try of it is under way, this
-one waits for that outcome. Otherwise it passes, as the first try, and what becomes of it is
-remembered. Only writes of producers are recognised: others nobody sends again.
+A write that is in the window returns its first result. While another attempt of it is under way,
+this attempt waits for that outcome. Otherwise it passes on as the first attempt, and its result
+goes into the window. Only writes with a producer stamp are recognised; other writes are never
+retried.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ _Results = dict[AppendGroup, AppendResult]
 
 
 class _Try(msgspec.Struct, eq=False):
-    """A first try under way; `waiting` is made when somebody waits for it.
+    """A first attempt that is under way; `waiting` is created when another attempt waits for it.
 
-    `key` is there once its sequence is. A group that leaves its pack to come again has another try
-    then, not this one.
+    `key` is set once the sequence is assigned. A group that leaves its pack and is appended again
+    gets a new `_Try`.
     """
 
     write: AppendGroup
@@ -48,13 +48,13 @@ class _Try(msgspec.Struct, eq=False):
 
     @property
     def stamp(self) -> ProducerStamp:
-        """Which write it is."""
+        """The stamp of the write."""
         assert self.write.producer is not None, "only stamped writes are tries"
         return self.write.producer
 
     def outcome(self) -> asyncio.Future[AppendResult | None]:
-        """Return what ends with the try's result, None when it was given up before the log had it,
-        or what it raised.
+        """Return a future that completes with the result, with None when the attempt ends before
+        the log has the write, or with its error.
         """
         if self.waiting is None:
             self.waiting = asyncio.get_running_loop().create_future()
@@ -62,18 +62,18 @@ class _Try(msgspec.Struct, eq=False):
 
 
 class Sequences:
-    """The highest sequence that each named producer was given or has drawn, over all terms."""
+    """The highest sequence that each named producer has used or was assigned, over all terms."""
 
     def __init__(self) -> None:
         self._reached: dict[int, int] = {}
 
     def reach(self, producer_id: int, sequence: int) -> None:
-        """Draw no sequence up to this one."""
+        """Assign only sequences above this one from now on."""
         self._reached[producer_id] = max(sequence, self._reached.get(producer_id, 0))
 
     def after(self, producer_id: int, last_sequence: int) -> int:
         """Return the producer's next sequence; `last_sequence` is its highest in the log. Raises
-        `InvalidArgument` when none is left.
+        `InvalidArgument` when all are used.
         """
         reached = max(last_sequence, self._reached.get(producer_id, 0))
         if reached >= SEQUENCE_MAX:
@@ -83,12 +83,12 @@ class Sequences:
         return reached + 1
 
     def forget(self, producer_id: int) -> None:
-        """Forget a producer that is deleted."""
+        """Forget a deleted producer."""
         self._reached.pop(producer_id, None)
 
 
 class IdempotencyInterceptor(Interceptor):
-    """Wraps the append path with the window of its log, which is recovered before the chain is
+    """Deduplicates appends with the window of the log, which is recovered before the chain is
     built.
     """
 
@@ -100,12 +100,12 @@ class IdempotencyInterceptor(Interceptor):
         self._under_way: dict[Write, _Try] = {}
 
     async def do_append(self, pack: Pack, append: AppendPack) -> None:
-        """Append writes that are not in the log yet, once. A retry is told what the try was told
-        that it joined.
+        """Append each write that is not in the log yet exactly once. A retry that joins another
+        attempt gets the outcome of that attempt.
         """
         tries: list[_Try] = []
         while (other := self._look(pack, tries)) is not None:
-            # its error is this one's, which may be repeated then
+            # an error of the other attempt is raised here, too; the caller may then retry
             await asyncio.shield(other.outcome())
         if not pack.groups:
             return
@@ -125,39 +125,39 @@ class IdempotencyInterceptor(Interceptor):
             self._ended(attempt)
 
     async def outcome(self, stamp: ProducerStamp) -> AppendResult | None:
-        """Return what a write came to, once a try that is under way has ended; None when it is not
-        in the log.
+        """Return the result of a write after any attempt under way has ended; None when the write
+        is not in the log.
         """
         while (attempt := self._under_way.get((stamp.producer_id, stamp.sequence))) is not None:
-            with suppress(Exception):  # it is its appender's
+            with suppress(Exception):  # the error belongs to the appender
                 await asyncio.shield(attempt.outcome())
         return self.window.find(stamp)
 
     async def settled(self, producer_id: int) -> None:
-        """Return once no write of this producer is under way; fence it first, or new ones may
-        come.
+        """Wait until no write of this producer is under way. Fence the producer first, so that no
+        new ones arrive.
         """
         while tries := [each for key, each in self._under_way.items() if key[0] == producer_id]:
-            with suppress(Exception):  # it is its appender's; here only its end matters
+            # the error belongs to the appender; here only the end matters
+            with suppress(Exception):
                 await asyncio.shield(tries[0].outcome())
 
     def _look(self, pack: Pack, tries: list[_Try]) -> _Try | None:
-        """Begin the tries of a pack's named writes; those that are known are told, those under way
-        wait for that outcome.
+        """Begin attempts for a pack's writes of named producers. Known writes get their result and
+        leave the pack; writes with another attempt under way wait for its outcome.
 
-        Returns the other try when the pack is one such write alone, which waits here; others leave
-        their pack for it.
+        Returns the other attempt when the pack is one such write alone: then `do_append` waits for
+        it. In a larger pack the write leaves the pack and waits by a callback.
         """
         for group in [group for group in pack.groups if group.producer is not None]:
             stamp = group.producer
-            assert stamp is not None, "only those are looked at"
+            assert stamp is not None, "the loop takes stamped groups only"
             try:
                 known = None
                 if stamp.sequence:
                     known = self.window.find(stamp)
                 else:
-                    # the producer's next write, whichever that will be, which nobody can have sent
-                    # before
+                    # sequence 0 stands for the producer's next write, which cannot be a retry
                     self.window.check_epoch(stamp)
             except StreamingNodeError as error:
                 pack.leave(group, error)
@@ -167,7 +167,7 @@ class IdempotencyInterceptor(Interceptor):
             other = (
                 self._under_way.get((stamp.producer_id, stamp.sequence)) if stamp.sequence else None
             )
-            # it left that pack, which is still under way
+            # the group has left the pack of that attempt, which is still under way
             if other is not None and other.write is group:
                 self._end(other, None)
                 other = None
@@ -187,23 +187,26 @@ class IdempotencyInterceptor(Interceptor):
         return None
 
     def _refuse_fenced(self, tries: Sequence[_Try], pack: Pack) -> None:
-        """Let those leave whose producer may write no more, fenced since or at its last sequence;
-        messages raise.
+        """Remove the writes of producers that are fenced by now or out of sequences from the pack.
+        In a pack of messages raise the error instead.
         """
         for attempt in tries:
             group = attempt.write
             stamp = attempt.stamp
             if group.pack is pack and not stamp.sequence:
                 try:
-                    self.window.check_epoch(stamp)  # `settled` knows only what is under way
+                    # `settled` covers only numbered writes that are under way
+                    self.window.check_epoch(stamp)
                     self._next_sequence(stamp.producer_id)
                 except StreamingNodeError as error:
-                    if pack.messages:  # its session has to hear of it
+                    if pack.messages:  # the session of the messages needs the error
                         raise
                     pack.leave(group, error)
 
     def _draw(self, tries: Sequence[_Try], pack: Pack) -> None:
-        """Give writes their sequences, in the step of their pack's place in the log."""
+        """Assign sequences to writes, in the same step that gives their pack its place in the
+        log.
+        """
         for attempt in tries:
             write = attempt.write
             stamp = attempt.stamp
@@ -221,9 +224,11 @@ class IdempotencyInterceptor(Interceptor):
         self._under_way[attempt.key] = attempt
 
     def _ended(self, attempt: _Try) -> None:
-        """End a try whose append returned: what it came to, or nothing, when it left its pack."""
+        """End an attempt whose append returned, with the outcome of its write; None when the write
+        left its pack.
+        """
         write = attempt.write
-        # an attempt that is not under way came nowhere near the log
+        # an attempt that is not under way never reached the log
         if attempt.key is not None and self._under_way.get(attempt.key) is attempt:
             self._end(attempt, write.outcome)
 
@@ -235,14 +240,17 @@ class IdempotencyInterceptor(Interceptor):
         if not isinstance(error, asyncio.CancelledError):
             self._end(attempt, error)
         elif pack.ticket is None:
-            self._end(attempt, None)  # it leaves no trace, and whoever waits for it comes next
+            # the log has no trace of it; an attempt that waits for it goes next
+            self._end(attempt, None)
         else:
             pack.ticket.durable.add_done_callback(partial(self._decided, attempt, results[write]))
 
     def _decided(self, attempt: _Try, result: AppendResult, durable: asyncio.Future[None]) -> None:
-        """End a try that was cancelled after the log had it: its ticket alone decides."""
+        """End an attempt that was cancelled after the log took it: only its ticket decides the
+        outcome.
+        """
         error = (
-            Indeterminate("nobody knows what became of it")
+            Indeterminate("the outcome of the write is unknown")
             if durable.cancelled()
             else durable.exception()
         )
@@ -251,7 +259,7 @@ class IdempotencyInterceptor(Interceptor):
     def _end(self, attempt: _Try, outcome: AppendResult | BaseException | None) -> None:
         stamp = attempt.stamp
         waiting = attempt.waiting
-        assert attempt.key is not None, "what has no sequence is not under way"
+        assert attempt.key is not None, "a write without a sequence is not under way"
         del self._under_way[attempt.key]
         if isinstance(outcome, AppendResult):
             self.window.add(stamp, outcome)
@@ -259,13 +267,13 @@ class IdempotencyInterceptor(Interceptor):
             return
         if isinstance(outcome, BaseException):
             waiting.set_exception(outcome)
-            waiting.exception()  # counts as heard: its waiters may all have been cancelled
+            waiting.exception()  # marks it as retrieved: all waiters may be cancelled
         else:
             waiting.set_result(outcome)
 
 
 def _results_in(pack: Pack) -> _Results:
-    """Return the results of the groups of a pack once the log has it synced."""
+    """Return the results that the groups of a pack have once the log has synced it."""
     return dict(
         zip(pack.groups, [replace(result, durable=True) for result in pack.results()], strict=True)
     )
@@ -276,20 +284,22 @@ def _joined(
     come_again: Callable[[AppendGroup], None],
     outcome: asyncio.Future[AppendResult | None],
 ) -> None:
-    """Tell a group what the other try of its write came to, or let it look again."""
+    """Settle a group with the error of the other attempt, or append the group again, so that the
+    window decides.
+    """
     error = None if outcome.cancelled() else outcome.exception()
-    # the term ends: what becomes of the write is told in the next one
+    # the error ends the term: the next term finds out what became of the write
     if error is None or ends_of(error) is not Ends.CALL:
         group.doubt = error if isinstance(error, Indeterminate) else group.doubt
         come_again(group)
     else:
-        assert isinstance(error, Exception), "a try ends with an error"
+        assert isinstance(error, Exception), "an attempt ends with an error, not a cancellation"
         group.settle(error)
 
 
 class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What is stored for a name: its id, drawn once, the epoch it was last opened with, and what
-    its user noted.
+    """The stored record of a name: the producer id, which is drawn once, the epoch of the last
+    opening, and a note of the user.
     """
 
     producer_id: int
@@ -298,11 +308,11 @@ class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Producers:
-    """The named producers of one pchannel, which outlive terms: each name's id, and its epoch,
-    durable before it is used.
+    """The named producers of one pchannel; they outlive terms. The id and epoch of a name are
+    durable before they are used.
 
-    `load` comes first, and `bind` in each term, with the interceptor whose window writes are
-    checked against. What was begun here may still take place when its caller is cancelled.
+    Call `load` first, and `bind` in each term with the interceptor whose window checks the writes.
+    A change that has begun may still take effect when its caller is cancelled.
     """
 
     def __init__(self, state: StateMap, pchannel: str, limits: ProducerLimits) -> None:
@@ -315,17 +325,15 @@ class Producers:
         self._changing = asyncio.Lock()
 
     async def load(self) -> None:
-        """Read the producers that earlier runs left. Raises `Corrupt` for one that cannot be
-        read.
-        """
+        """Read the stored producers. Raises `Corrupt` for a record that does not decode."""
         stored = await self._state.scan(self._prefix)
         self._records = {
             key.removeprefix(self._prefix): _decode(key, value) for key, value in stored.items()
         }
 
     def bind(self, interceptor: IdempotencyInterceptor) -> None:
-        """Check against this interceptor's window from now on."""
-        # rebuilt from the log, which does not say who was opened or deleted
+        """Use this interceptor's window from now on."""
+        # the window is rebuilt from the log, which does not record openings and deletions
         window = interceptor.window
         window.keep_only(self._live_ids())
         for record in self._records.values():
@@ -337,23 +345,23 @@ class Producers:
         return self._bound.window.last_sequence(producer_id)
 
     async def open(self, name: str) -> ProducerRecord:
-        """Open a producer, made if it is new, and fence whoever opened it before; durable when this
-        returns.
+        """Open a producer, creating it if it is new, and fence its previous user; durable on
+        return.
 
-        Raises `Overloaded` when there are too many, and what the log store raises; the older one
-        may be fenced then.
+        Raises `Overloaded` at `producers_max`, and the errors of the log store; after these the
+        previous user may be fenced.
         """
         return await carry_on(self._open(name))
 
     async def put_note(self, name: str, epoch: int, note: bytes) -> None:
-        """Note something with a name for its next opening. Raises `ProducerFenced` unless `epoch`
-        is the last one.
+        """Store a note that the next opening of the name returns; durable on return. Raises
+        `ProducerFenced` unless `epoch` is the current one.
         """
         await carry_on(self._put_note(name, epoch, note))
 
     async def delete(self, name: str) -> bool:
-        """Forget a producer; return whether there was one. It is fenced when nobody knows whether
-        the store forgot it.
+        """Delete a producer; return whether it existed. After `Indeterminate` the producer is
+        fenced.
         """
         return await carry_on(self._delete(name))
 
@@ -361,7 +369,7 @@ class Producers:
         async with self._changing:
             record = self._next_record(name)
             await self._put(name, record)
-            # so that `last_sequence` says all there will ever be of the older one
+            # so that `last_sequence` is final for the previous user
             await self._fence(record)
             return record
 
@@ -381,8 +389,8 @@ class Producers:
             try:
                 await self._state.put({self._prefix + name: None})
             except Indeterminate:
-                # After a restart it may be unknown, and its retries new writes: so it writes
-                # nothing any more.
+                # A restart may find the producer deleted, and its retries would become new writes.
+                # So fence it now.
                 self._records[name] = gone
                 self._bound.window.fence(gone.producer_id, gone.epoch)
                 raise
@@ -403,7 +411,7 @@ class Producers:
 
     @property
     def _bound(self) -> IdempotencyInterceptor:
-        assert self._interceptor is not None, "bound before the log takes appends"
+        assert self._interceptor is not None, "`bind` is called before the log takes appends"
         return self._interceptor
 
     def _next_record(self, name: str) -> ProducerRecord:
@@ -412,11 +420,11 @@ class Producers:
             return ProducerRecord(record.producer_id, record.epoch + 1, record.note)
         if len(self._records) >= self.limits.producers_max:
             raise Overloaded(
-                f"there are {len(self._records)} producers, the limit — delete_producer() those of "
-                "no use"
+                f"there are {len(self._records)} producers, the limit — delete unused ones with "
+                "delete_producer()"
             )
-        # Drawn, 62 bits of it, and never counted up, because the log remembers the ids of deleted
-        # ones.
+        # Draw 62 random bits instead of counting up, because the log still has the ids of deleted
+        # producers.
         taken = {0} | self._live_ids()
         while (drawn := secrets.randbits(62)) in taken:
             pass

@@ -1,8 +1,8 @@
-"""The window: which writes of which producers are in the log, and with which results. Pure.
+"""The window of a log: the writes of producers that are in the log, with their results. Pure.
 
-The window keeps the results of each producer with the highest sequences, and all from the oldest
-write on that the producer has outstanding. Forgetting a result raises the producer's floor: a
-sequence at or below it without a result is refused, so forgetting never turns a retry into a second
+For each producer the window keeps the results with the highest sequences, and all results from the
+producer's oldest outstanding write on. Forgetting a result raises the producer's floor: a sequence
+at or below the floor without a result is refused. So forgetting never turns a retry into a second
 write.
 """
 
@@ -29,40 +29,42 @@ Write = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerLimits:
-    """How much is remembered of producers."""
+    """Limits of what the log remembers of producers."""
 
     results_per_producer_max: int = 1_024
-    """How many of its writes may be under way or in doubt at a time, so how far a retry may lie
-    behind after a restart.
+    """The number of writes that a producer may have outstanding or in doubt, and so how far a retry
+    may lag behind after a restart.
     """
     results_max: int = 65_536
-    """One costs some 500 bytes of memory and 60 of each checkpoint; the least active producers lose
-    theirs first.
+    """The number of results of all producers. Each takes about 500 bytes of memory and 60 bytes of
+    each checkpoint. The least active producers lose theirs first.
     """
     results_age_s: float = 86_400
-    """Older ones go with the next cut."""
+    """Results older than this are forgotten at the next cut."""
     producers_max: int = 4_096
-    """Named ones; each costs 40 bytes of each checkpoint."""
+    """The number of named producers; each takes 40 bytes of each checkpoint."""
 
 
 CLIENT_RESULTS_MAX = 4_096
-"""How many writes of one client without a name may be under way."""
+"""The number of writes that a client may have outstanding without a named producer."""
 CLIENT_AGE_MS = 600_000
-"""How long such a client is known after its last write; longer than it sends one again
-(`remote.link.GIVE_UP_S_MAX`). A named producer has nothing outstanding after as long.
+"""How long such a client is remembered after its last write: longer than it repeats a write
+(`remote.link.GIVE_UP_S_MAX`). After the same time a named producer counts as having nothing
+outstanding.
 """
 OUTSTANDING_FACTOR = 4
-"""Of a producer that has writes outstanding, so many times `results_per_producer_max` results are
-kept at most: its sequences may come out of order.
+"""A producer with outstanding writes keeps at most this many times `results_per_producer_max`
+results, because its sequences may arrive out of order.
 """
 
 
 @dataclass(slots=True)
 class KnownProducer:
-    """One producer: `sequences` are the keys of `results`, ascending; others at or below `floor`
-    are forgotten.
+    """One producer. `sequences` are the keys of `results`, ascending; other results at or below
+    `floor` are forgotten.
 
-    The producer has ended all of its writes below `settled`; 0 is one that has none outstanding.
+    All writes of the producer below `settled` have ended; 0 means that it has no outstanding
+    writes.
     """
 
     epoch: int = 0
@@ -71,13 +73,13 @@ class KnownProducer:
     sequences: list[int] = field(default_factory=list)
     results: dict[int, AppendResult] = field(default_factory=dict)
     idle_since_ms: int = field(default=0, compare=False)
-    """When a cut first found the producer without a new result, 0 since it has one."""
+    """When a cut first found no new result of the producer; 0 again after a new result."""
 
 
 class Window:
-    """The producers of one log. Everything at or below `tick` was in it when it was saved.
+    """The producers of one log. A restored window already contains everything at or below `tick`.
 
-    `outstanding` maps producers to the oldest write that they had outstanding in an earlier term.
+    `outstanding` maps producer ids to their oldest outstanding sequence of an earlier term.
     """
 
     def __init__(
@@ -91,15 +93,15 @@ class Window:
         self.tick = tick
         self._outstanding = outstanding or {}
         self.results = 0
-        """How many results are kept."""
+        """The number of kept results."""
         self.producers: OrderedDict[int, KnownProducer] = OrderedDict()
-        """In the order of their last results, oldest first."""
+        """Producers by id, in the order of their last results, oldest first."""
 
     def find(self, stamp: ProducerStamp) -> AppendResult | None:
-        """Return the result of this write, None when the log does not have it.
+        """Return the result of a write, None when the log does not have it.
 
-        Raises `ProducerFenced` for the stamp of an older epoch or of an unknown producer,
-        `SequenceTooOld` when the result, if there was one, is forgotten.
+        Raises `ProducerFenced` for an older epoch or an unknown producer, `SequenceTooOld` when the
+        window may have forgotten the result.
         """
         known = self.check_epoch(stamp)
         result = known.results.get(stamp.sequence)
@@ -109,14 +111,14 @@ class Window:
         return result
 
     def check_epoch(self, stamp: ProducerStamp) -> KnownProducer:
-        """Return the stamp's producer. Raises `ProducerFenced` for an older epoch or one that
-        nobody knows.
+        """Return the stamp's producer. Raises `ProducerFenced` for an older epoch or an unknown
+        producer.
         """
         known = self.producers.get(stamp.producer_id)
         if known is None:
             if stamp.producer_id < CLIENT_PRODUCER_IDS:
                 raise ProducerFenced(stamp.epoch, None)
-            # a client draws its id by itself, and this is its first write
+            # a client chooses its own id, and this is its first write
             known = self._known(stamp.producer_id)
         if stamp.epoch < known.epoch:
             raise ProducerFenced(stamp.epoch, known.epoch)
@@ -130,12 +132,12 @@ class Window:
         return max(known.floor, known.sequences[-1]) if known.sequences else known.floor
 
     def fence(self, producer_id: int, epoch: int) -> None:
-        """Know a producer, and refuse older epochs of it, from now on."""
+        """Add a producer if it is new, and refuse its older epochs from now on."""
         known = self._known(producer_id)
         known.epoch = max(known.epoch, epoch)
 
     def add(self, stamp: ProducerStamp, result: AppendResult) -> None:
-        """Remember what became of a write; repeating it changes nothing."""
+        """Record the result of a write; idempotent."""
         producer_id = stamp.producer_id
         epoch = stamp.epoch
         sequence = stamp.sequence
@@ -160,8 +162,8 @@ class Window:
             self._forget_one()
 
     def observe(self, entry: LogEntry, visible: Sequence[Visible]) -> None:
-        """Remember an entry as the log is read again; `visible` is what readers see because of
-        it.
+        """Record the results of an entry that recovery reads; `visible` is what the entry makes
+        visible to readers.
         """
         if entry.time_tick <= self.tick:
             return
@@ -174,10 +176,11 @@ class Window:
                     self.add(stamp, result)
 
     def settle(self, producer_id: int, sequence: int) -> None:
-        """Note that a producer has ended all of its writes below a sequence.
+        """Record that all writes of a producer below a sequence have ended.
 
-        Results from the sequence on are kept. A named producer may send those below it again, while
-        the limits keep them. A client without a name does not, so they are forgotten.
+        Results from the sequence on are kept. A named producer may repeat writes below it, so the
+        limits decide about their results. A client without a name never repeats them, so they are
+        forgotten.
         """
         known = self.producers.get(producer_id)
         if known is None:
@@ -190,20 +193,20 @@ class Window:
             known.floor = sequence - 1
 
     def outstanding(self) -> dict[int, int]:
-        """Return the oldest sequence that each producer may have outstanding, for the window of the
-        next term.
+        """Return each producer's oldest possibly outstanding sequence, for the window of the next
+        term.
         """
         return {each: known.settled for each, known in self.producers.items() if known.settled}
 
     def keep_only(self, producer_ids: Collection[int]) -> None:
-        """Forget all other producers but the clients, which go by age."""
+        """Forget all other named producers. Clients are kept; they are forgotten by age."""
         for producer_id in [each for each in self.producers if each not in producer_ids]:
             if producer_id < CLIENT_PRODUCER_IDS:
                 self.results -= len(self.producers.pop(producer_id).results)
 
     def _forget_idle(self, now_ms: int) -> None:
-        """Forget what producers had outstanding that have written nothing for `CLIENT_AGE_MS`, and
-        clients altogether: nobody sends that again.
+        """Clear the outstanding writes of producers that have written nothing for `CLIENT_AGE_MS`,
+        and forget idle clients completely: these writes are not repeated any more.
         """
         for producer_id, known in list(self.producers.items()):
             known.idle_since_ms = known.idle_since_ms or now_ms
@@ -214,22 +217,22 @@ class Window:
                 self.results -= len(self.producers.pop(producer_id).results)
 
     def freeze(self, tick: int, *, now_ms: int) -> "Window":
-        """Return what a checkpoint at `tick` has to know, for `encode_window`: cheap, and untouched
-        by later changes.
+        """Return the content of a checkpoint at `tick`, for `encode_window`: a cheap copy that
+        later changes do not affect.
 
-        `now_ms` is of a clock that nobody sets: by ticks a client would be forgotten too early when
-        theirs was set forward.
+        `now_ms` comes from a clock that cannot be set. Ticks follow a clock that can be set
+        forward, which would forget clients too early.
 
-        Results above the tick are left out: they are read from the log again. Results past their
+        Results above the tick are left out: recovery reads them from the log. Results past their
         age are forgotten first, from the lowest sequence up to the first that is younger or
-        outstanding, so the floor passes none that is kept.
+        outstanding. So the floor never passes a kept result.
         """
         frozen = Window(self.limits, tick=tick)
         oldest_tick = add_ms(tick, -int(self.limits.results_age_s * 1000))
         self._forget_idle(now_ms)
         for producer_id, known in self.producers.items():
-            # Here too and not only in the copy: so a window that is rebuilt from checkpoint and
-            # log forgets nothing that this one has.
+            # Forget here too, not only in the copy: a window rebuilt from checkpoint and log then
+            # has every result that this one has.
             while known.sequences and not _is_outstanding(known):
                 lowest = known.sequences[0]
                 if known.results[lowest].time_tick >= oldest_tick:
@@ -247,15 +250,15 @@ class Window:
         return frozen
 
     def _forget_one(self) -> None:
-        """Forget a result of the producer whose last one is the oldest: one that is not
-        outstanding, if any producer has one.
+        """Forget the lowest result of the least recently active producer whose results are not
+        outstanding; if all are outstanding, that of the first producer.
         """
         for _ in range(len(self.producers)):
             producer_id, known = next(iter(self.producers.items()))
             if known.sequences and not _is_outstanding(known):
                 self._forget(known, known.sequences[0])
                 return
-            self.producers.move_to_end(producer_id)  # the next search does not pass it again
+            self.producers.move_to_end(producer_id)  # so that the next search skips it
         known = next(each for each in self.producers.values() if each.sequences)
         self._forget(known, known.sequences[0])
 
@@ -274,19 +277,18 @@ class Window:
 
 
 def _is_outstanding(known: KnownProducer) -> bool:
-    """Whether all results of a producer are at or above its oldest outstanding write."""
+    """Return whether all results of a producer are at or above its oldest outstanding write."""
     return 0 < known.settled <= known.sequences[0]
 
 
 # --- results of entries ---------------------------------------------------------------------------
-#
-# The result of an entry is that of its group, so a retry that comes after a crash returns what the
-# first try would have returned.
+# The result of an entry is that of its group: a retry after a crash returns what the first attempt
+# would have returned.
 
 
 def result_of_messages(entry: LogEntry, visible: Sequence[Visible]) -> AppendResult:
-    """Return the result of a synced entry of messages; `visible` is what readers see because of
-    it.
+    """Return the result of a synced entry of messages; `visible` is what the entry makes visible to
+    readers.
     """
     row_offsets: dict[str, tuple[int, int]] = {}
     for part in (part for message in messages_of(visible) for part in message.bodies):
@@ -303,8 +305,8 @@ WINDOW_FORMAT = 1
 
 
 class StoredResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One result; ids are positions, of the log's kind; `row_offsets` are (vchannel, first,
-    count).
+    """One stored result. Message ids are stored as positions; `row_offsets` are triples (vchannel,
+    first, count).
     """
 
     sequence: int
@@ -317,7 +319,7 @@ class StoredResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StoredProducer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One producer and its results."""
+    """One stored producer with its results."""
 
     producer_id: int
     epoch: int
@@ -326,7 +328,7 @@ class StoredProducer(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StoredWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in the checkpoint."""
+    """The window as stored in a checkpoint."""
 
     format: int = WINDOW_FORMAT
     tick: int
@@ -334,7 +336,9 @@ class StoredWindow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_window(window: Window) -> bytes:
-    """Return a window's bytes; some 2 us for each result, so in a thread when there are many."""
+    """Return the bytes of a window. Takes about 2 us for each result, so run it in a thread when
+    there are many.
+    """
     producers = tuple(
         StoredProducer(
             producer_id, known.epoch, known.floor, tuple(starmap(_stored, known.results.items()))
@@ -358,9 +362,11 @@ def decode_window(
     *,
     outstanding: Mapping[int, int] | None = None,
 ) -> Window:
-    """Return the window in `data`; `kind` is that of its log's ids, `outstanding` as for `Window`.
+    """Return the window in `data`. `kind` is the class of the log's message ids; for `outstanding`
+    see `Window`.
 
-    Raises `UnsupportedFormat` for a newer release's, `Corrupt` for anything else.
+    Raises `UnsupportedFormat` for the format of another release, `Corrupt` for other bytes that do
+    not decode.
     """
     stored = decode_versioned(
         data, StoredWindow, WINDOW_FORMAT, "the checkpoint's window of producers"

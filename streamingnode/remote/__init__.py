@@ -1,3 +1,1 @@
-"""The node over a connection: server and client, and what they say to each other
-(docs/protocol.md).
-"""
+"""Connections to a node: server, client and the protocol between them (docs/protocol.md)."""

@@ -1,5 +1,5 @@
-"""The writes and transactions of one client: from frames to groups for the log, and from outcomes
-to frames of results.
+"""The writes and transactions of one client: turns frames into groups for the log, and outcomes
+into frames of results.
 """
 
 import asyncio
@@ -48,16 +48,16 @@ from wal.wire_types import WireError, decode, encode
 T = TypeVar("T")
 
 EPOCH_END = 1 << 32
-"""The log has 4 bytes for an epoch."""
+"""The log stores an epoch in 4 bytes."""
 WRITE_BYTES_MAX = 8 << 20
-"""Frames of writes that one connection may have unanswered, besides the first."""
+"""Limit for the unanswered frames of writes of one connection; a single frame may exceed it."""
 
 ALL = frozenset({"*"})
 
 
 class Rights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a client may do, and with which collections: everything, as who may open the node's
-    directory anyway.
+    """The rights of a client: the collections that it may read, write to and change. The default is
+    everything, for clients that may open the node's directory anyway.
     """
 
     name: str
@@ -67,52 +67,54 @@ class Rights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expires: datetime | None = None
 
     def check(self, access: Access, collection: str | None) -> None:
-        """Raise `AccessDenied` unless the client may do this with a collection, or with something
-        for None.
+        """Raise `AccessDenied` unless the client has this access to a collection; None asks for any
+        collection.
         """
         names: frozenset[str] = getattr(self, access.value)
         if not names or not (collection is None or "*" in names or collection in names):
             raise AccessDenied(f"{self.name!r} may not {access.value} {collection or 'here'}")
 
     def check_time(self) -> None:
-        """Raise `Unauthenticated` once they have ended."""
+        """Raise `Unauthenticated` once the rights have expired."""
         if self.expires is not None and self.expires.timestamp() <= time.time():
             raise Unauthenticated(f"the token of {self.name!r} has expired")
 
 
 class Shared:
-    """What the clients of one node share."""
+    """The state that all clients of one node share."""
 
     def __init__(self, backend: EmbeddedBackend) -> None:
         self.backend = backend
         self.targets = Targets(lambda: backend.catalog)
         self.transactions: dict[int, ClientWrites] = {}
-        """Those of clients, and whose they are; some may have ended."""
+        """Transactions of clients, by transaction id, with their owners; some may have ended."""
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def open_transactions(self) -> set[int]:
-        """Return which are open, of clients and of this process."""
+        """Return the ids of the open transactions, of clients and of this process."""
         return {session.txn_id for session in self.backend.channel.term.transactions.sessions}
 
     def forget_ended(self) -> None:
-        """Keep those that are open: others may have expired, and nobody told."""
+        """Drop transactions that are no longer open: an expired one sends no notice."""
         kept = self.transactions.keys() & self.open_transactions()
         self.transactions = {txn_id: self.transactions[txn_id] for txn_id in kept}
 
     def work(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Do something that the end of a connection does not cut off."""
+        """Run a coroutine as a task that outlives its connection."""
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-        task.add_done_callback(mark_heard)  # a connection that was lost meanwhile
+        task.add_done_callback(mark_heard)  # its connection may be lost meanwhile
         return task
 
 
 class _Unanswered(msgspec.Struct, eq=False):
-    """A frame of writes, and how many of its results are still to come."""
+    """A frame of writes that still lacks `left` results."""
 
     writes: "ClientWrites | None"
-    """None when nobody waits for them: the log keeps its last pack, which refers to this."""
+    """None when no client waits for the results. The log keeps a reference to its last pack, which
+    refers to this.
+    """
     number: int
     size_bytes: int
     left: int
@@ -120,18 +122,20 @@ class _Unanswered(msgspec.Struct, eq=False):
 
 
 class Told(msgspec.Struct, eq=False):
-    """Passes on to its client what becomes of one write; the other side of `AppendGroup.waiter`."""
+    """Passes the outcome of one write on to its client; it is the `AppendGroup.waiter` of the
+    write.
+    """
 
     frame: _Unanswered
     group: int
     is_done: bool = False
 
     def done(self) -> bool:
-        """Whether it was told, or cancelled."""
+        """Whether it has an outcome or is cancelled."""
         return self.is_done or self.frame.is_cancelled
 
     def set_result(self, outcome: AppendResult | Exception, /) -> None:
-        """Pass the outcome on."""
+        """Pass the outcome on to the client."""
         self.is_done = True
         if (writes := self.frame.writes) is not None:
             writes.answer(self.frame, self.group, outcome)
@@ -140,8 +144,8 @@ class Told(msgspec.Struct, eq=False):
 
 
 class ClientWrites:
-    """What one client has written and was not told of, and its transactions that are sent before
-    their commit.
+    """The unanswered writes of one client, and those of its transactions whose rows are sent before
+    the commit.
     """
 
     def __init__(
@@ -154,30 +158,28 @@ class ClientWrites:
         self.rights = rights
         self._loop = asyncio.get_running_loop()
         self._results: WireResults = ([], [])
-        """What is sent at the end of this turn of the event loop."""
+        """The results to send at the end of this turn of the event loop."""
         self._unanswered: dict[int, _Unanswered] = {}
-        """Frames of writes, by number."""
+        """Unanswered frames of writes, by number."""
         self._without_room: dict[int, list[AppendGroup]] = {}
-        """Those of each frame that wait for room in the node's memory; bounded by what may be
-        unanswered.
-        """
+        """Groups that wait for memory, by number of their frame. `WRITE_BYTES_MAX` bounds them."""
         self._joining: asyncio.Task[None] | None = None
         self._is_sending = False
 
     @property
     def is_busy(self) -> bool:
-        """Whether the client is to hear of some."""
+        """Whether results are still to come or to be sent."""
         return bool(self._unanswered) or self._is_sending
 
     def take(self, frame: Frame) -> None:
-        """Have the writes of a frame wait for the log. Raises `ProtocolError`."""
+        """Queue the writes of a frame for the log. Raises `ProtocolError`."""
         writes: WireWrites = frame.value(WireWrites)
         size_bytes = len(frame.meta) + len(frame.payload)
         share = self._connection.share
         if self._unanswered and share.writes_bytes + size_bytes > WRITE_BYTES_MAX:
-            raise ProtocolError(f"over {WRITE_BYTES_MAX} bytes of writes without an answer")
+            raise ProtocolError(f"over {WRITE_BYTES_MAX} bytes of unanswered writes")
         if frame.number in self._unanswered:
-            raise ProtocolError(f"a second frame of writes {frame.number}")
+            raise ProtocolError(f"frame of writes {frame.number} is already unanswered")
         self._backend.channel.settle_client(self.client_id, writes.settled)
         limits = self._backend.config.wal
         taken = groups_of(writes, memoryview(frame.payload), self.target, self.stamp, limits)
@@ -197,7 +199,7 @@ class ClientWrites:
             self._joining = self._joining or self._shared.work(self._join())
 
     async def _join(self) -> None:
-        """Have those wait for the log for which there was no room in memory, in order."""
+        """Queue the groups that wait for memory, in order, as memory becomes free."""
         try:
             while self._without_room:
                 for group in self._without_room.pop(next(iter(self._without_room))):
@@ -210,17 +212,17 @@ class ClientWrites:
             self._joining = None
 
     def target(self, wire: WireTarget) -> BatchTarget:
-        """Return where rows go. Raises as `Targets.find` does, and `AccessDenied`."""
+        """Return the target of rows. Raises `AccessDenied` and the errors of `Targets.find`."""
         target = self._shared.targets.find(wire)
         self.rights.check(Access.PRODUCE, self._backend.catalog.live(wire.collection_id).name)
         return target
 
     def stamp(self, given: ProducerStamp | WireGroup | TransactionCall) -> ProducerStamp:
-        """Return the stamp of a write of this client, producer id 0, or of a named producer that is
-        open.
+        """Return the stamp for a write of this client, whose producer id is 0, or of an open named
+        producer.
 
-        Raises `ProducerFenced`, and `ProtocolError` for another client, and numbers that are
-        none.
+        Raises `ProducerFenced`, and `ProtocolError` for the id of another client or numbers out of
+        range.
         """
         producer_id = given.producer_id
         epoch = given.epoch
@@ -234,7 +236,7 @@ class ClientWrites:
         return ProducerStamp(producer_id or self.client_id, epoch, sequence)
 
     def answer(self, frame: _Unanswered, group: int, outcome: AppendResult | Exception) -> None:
-        """Send a result or an error: all of a turn of the event loop together."""
+        """Send a result or an error; all outcomes of one turn of the event loop share a frame."""
         results, failures = self._results
         if isinstance(outcome, AppendResult):
             results.append((frame.number, group, outcome))
@@ -248,7 +250,7 @@ class ClientWrites:
             self._forget(frame.number)
 
     def _forget(self, number: int) -> _Unanswered | None:
-        """Keep nothing of a frame any more; return what was kept."""
+        """Remove a frame and release its memory; return it, or None if there was none."""
         if (frame := self._unanswered.pop(number, None)) is not None:
             self._connection.share.hold_writes(-frame.size_bytes)
             frame.writes = None
@@ -261,7 +263,9 @@ class ClientWrites:
         self._connection.send(FrameKind.RESULTS, 0, None, encode(results))
 
     def cancel(self, number: int) -> None:
-        """Leave out of the log what of a frame is not in it, and answer none of it."""
+        """Cancel the writes of a frame that are not in the log yet, and send no further results for
+        it.
+        """
         self._without_room.pop(number, None)
         if (frame := self._forget(number)) is not None:
             frame.is_cancelled = True
@@ -269,7 +273,7 @@ class ClientWrites:
     # --- transactions that are sent before their commit -------------------------------------------
 
     async def transaction(self, call: TransactionCall) -> AppendResult:
-        """Take one step; a transaction belongs to the connection that began it."""
+        """Execute one step of a transaction; it belongs to the client that began it."""
         kind, _, header, _ = call.messages[0]
         if kind is MessageType.BEGIN_TXN:
             begin: BeginTxnHeader = decode(header, BeginTxnHeader)
@@ -288,13 +292,13 @@ class ClientWrites:
         begun = await self._backend.append(begin_group(keepalive_ms))
         self._shared.forget_ended()
         self._shared.transactions[begun.txn_id] = self
-        if not self._connection.is_open:  # nobody hears of it
+        if not self._connection.is_open:  # the client cannot learn of it
             self.lost()
         return begun
 
     async def _commit(self, call: TransactionCall) -> AppendResult:
-        """Commit once: one that comes again is told what became of the first, over whatever
-        connection that came.
+        """Commit once: a repeated commit returns the outcome of the first, even over another
+        connection.
         """
         stamp = self.stamp(msgspec.structs.replace(call, epoch=call.epoch or FIRST_EPOCH))
         if (known := await self._backend.channel.outcome(stamp)) is not None:
@@ -306,22 +310,22 @@ class ClientWrites:
         return await self._backend.append(group)
 
     def _check_own(self, txn_id: int) -> None:
-        """Raise `TransactionExpired` for an open transaction of others; of one that has ended the
-        log says how.
+        """Raise `TransactionExpired` for an open transaction of another client. For an ended one
+        the log raises how it ended.
         """
         owner = self._shared.transactions.get(txn_id)
         if (
             owner is None or owner.client_id != self.client_id
         ) and txn_id in self._shared.open_transactions():
             raise TransactionExpired(
-                f"transaction {txn_id} is not of this connection — begin a new one"
+                f"transaction {txn_id} belongs to another client — begin a new one"
             )
 
     def _body(
         self, txn_id: int, kind: MessageType, vchannel: str, header: bytes, payload: bytes
     ) -> MutableMessage:
-        """Return a body of which nothing is taken for granted: rows that fit, of keys that belong
-        on this vchannel.
+        """Return a checked body: its rows fit the collection and their keys belong on this
+        vchannel. Raises `ProtocolError`.
         """
         if kind not in DML:
             raise ProtocolError(f"a body of type {kind}")
@@ -336,20 +340,20 @@ class ClientWrites:
         target = self.target(WireTarget(kind, given.collection_id, *place, len(payload)))
         batch = checked_rows(payload, target)
         if vchannel not in target.vchannels or batch.num_rows != given.rows or not given.rows:
-            raise ProtocolError("a body that does not say what is in it")
+            raise ProtocolError("a body whose vchannel or number of rows is wrong")
         if (target.shards(batch) != target.vchannels.index(vchannel)).any():
             raise ProtocolError("a body with rows of another shard")
         return MutableMessage(kind, unstamped, vchannel, payload, txn_id)
 
     def take_over(self, before: "ClientWrites") -> None:
-        """Go on with the transactions of the connection that this one replaces."""
+        """Take over the transactions of the connection that this one replaces."""
         transactions = self._shared.transactions
         for txn_id in [txn_id for txn_id, client in transactions.items() if client is before]:
             transactions[txn_id] = self
 
     def lost(self) -> None:
-        """Roll back the transactions that are open: the client is gone. Its writes go on, but for
-        those without room.
+        """Roll back the open transactions, as the client is gone. Queued writes go on; writes that
+        still wait for memory are dropped.
         """
         if self._joining is not None:
             self._joining.cancel()
@@ -363,5 +367,5 @@ class ClientWrites:
             self._shared.work(self._roll_back(txn_id))
 
     async def _roll_back(self, txn_id: int) -> None:
-        with suppress(StreamingNodeError):  # else it expires by itself
+        with suppress(StreamingNodeError):  # if the rollback fails, the transaction expires
             await self._backend.append(rollback_group(txn_id, "its client is gone"))

@@ -1,7 +1,8 @@
-"""The audit log: who connects, who is refused, and what admins do; bounded in rate and on the disk.
+"""The audit log: connections, refusals and calls of admins; bounded in rate and in size on disk.
 
-What clients say of themselves is quoted, so that it forges no field. Whoever reaches the port
-causes lines, so each kind of them has a rate of its own: refusals leave no call of an admin out.
+Text from clients is quoted, so that it cannot forge fields. Anyone who reaches the port causes
+lines, so each kind of line has its own rate limit: many refusals cannot suppress the calls of
+admins.
 """
 
 import logging
@@ -23,17 +24,18 @@ LOGGER = "streamingnode.audit"
 _log = event_log(LOGGER)
 
 LINES_PER_S = 100
-"""Of connections that were let in, and of calls of admins, each."""
+"""Lines per second for accepted connections, and as many for calls of admins."""
 REFUSALS_PER_S = 10
-"""Of connections that carried something else, clients that were refused, and calls, each."""
+"""Lines per second for broken connections, and as many each for refused clients and denied calls.
+"""
 FILE_BYTES_MAX = 16 << 20
-"""Of one file; the next line begins a new one."""
+"""The size of one file; the next line begins a new file."""
 FILES_MAX = 8
-"""With the one that is written: the oldest goes."""
+"""The number of files, including the current one; the oldest is deleted."""
 
 
 class _Second(msgspec.Struct):
-    """One kind of lines since a moment."""
+    """Counts of one kind of line since `began_s`."""
 
     began_s: float
     written: int = 0
@@ -41,31 +43,31 @@ class _Second(msgspec.Struct):
 
 
 class Audit:
-    """What one server says. `clock` is monotonic, in seconds; for tests."""
+    """Writes the audit lines of one server. `clock` is monotonic, in seconds; tests replace it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seconds: dict[str, _Second] = {}
-        """By kind, of which there are as many as methods below."""
+        """Counts by kind; the methods below define the kinds."""
 
     def connected(self, client: str, address: str) -> None:
-        """Somebody is let in."""
+        """Log an accepted client."""
         if self._has_room("client_connected", LINES_PER_S):
             _log.info("client_connected", client=shown(client), address=address)
 
     def refused(self, code: str, client: str, address: str) -> None:
-        """A hello is refused, under the code of an error."""
+        """Log a refused hello with the code of its error."""
         if self._has_room("client_refused", REFUSALS_PER_S):
             _log.warning("client_refused", code=code, client=shown(client), address=address)
 
     def broken(self, address: str, error: Exception) -> None:
-        """A connection carried no part of the protocol, was silent, or its token expired."""
+        """Log a connection that broke the protocol, was silent, or whose token expired."""
         if self._has_room("connection_refused", REFUSALS_PER_S):
             _log.warning("connection_refused", address=address, error=shown(str(error)))
 
     def admin_call(self, client: str, call: str, collection: str, outcome: str) -> None:
-        """A call that needs the right `admin` has ended; who has not that right leaves out no
-        other.
+        """Log the end of a call that needs the right `admin`. Denied calls have their own rate
+        limit, so they cannot suppress other lines.
         """
         is_denied = outcome == AccessDenied.code
         kind = "denied admin_call" if is_denied else "admin_call"
@@ -74,7 +76,7 @@ class Audit:
             _log.info("admin_call", **fields, outcome=outcome)
 
     def tell_left_out(self) -> None:
-        """Write how many lines were left out; to be called now and then, and at the end."""
+        """Log how many lines were left out; call it regularly and at the end."""
         for kind, second in self._seconds.items():
             self._sum_up(kind, second)
 
@@ -99,7 +101,7 @@ class Audit:
 
 
 class _AuditFile(logging.handlers.RotatingFileHandler):
-    """A file that only its owner reads, and so are those that it is renamed to."""
+    """A file that only its owner can read, like the files it is rotated to."""
 
     def _open(self) -> TextIOWrapper:
         flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND
@@ -108,9 +110,11 @@ class _AuditFile(logging.handlers.RotatingFileHandler):
 
 
 def audit_to(file: Path) -> None:
-    """Add what servers say to a file that only its owner reads. Raises `OSError`; blocks.
+    """Append the audit lines of servers to a file that only its owner can read. Raises `OSError`;
+    blocks.
 
-    Past `FILE_BYTES_MAX` it becomes `<file>.1`, that `<file>.2`, up to `FILES_MAX` in all.
+    A file over `FILE_BYTES_MAX` is renamed to `<file>.1`, an older one to `<file>.2`; `FILES_MAX`
+    files are kept in all.
     """
     handler = _AuditFile(file, maxBytes=FILE_BYTES_MAX, backupCount=FILES_MAX - 1, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

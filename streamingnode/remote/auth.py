@@ -1,9 +1,9 @@
-"""Who may connect from outside the node's directory, and what they may do: tokens, certificates,
-and where to listen.
+"""Authentication and rights of clients that connect by TCP or TLS: tokens, certificates and listen
+addresses.
 
-Closed by default: an address that other machines reach is refused without both TLS and a way to
-tell who is calling. Secrets come from files, are kept as digests, and are never part of an error or
-a log line.
+Closed by default: an address that other machines can reach is refused unless it has both TLS and
+authentication of clients. Secrets come from files, are kept as digests, and never appear in errors
+or log lines.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from wal.errors import InvalidArgument, shown
 from wal.wire_types import Hello
 
 TOKEN_BYTES_MIN = 16
-"""Of a token: shorter ones can be guessed."""
+"""The minimum length of a token: shorter ones can be guessed."""
 
 
 class TokenEntry(Rights, frozen=True, kw_only=True):
@@ -46,31 +46,32 @@ class TokenEntry(Rights, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not re.fullmatch("[0-9a-fA-F]{64}", self.sha256):
             raise InvalidArgument(
-                f"sha256 of client {shown(self.name)} is none — give what `sha256sum < token` says"
+                f"`sha256` of client {shown(self.name)} is not a SHA-256 digest — use the output "
+                "of `sha256sum < token`"
             )
 
 
 class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The clients that a file names."""
+    """The clients in a token file."""
 
     client: tuple[TokenEntry, ...] = ()
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Return the clients in a TOML file that only its owner may read. Raises `InvalidArgument`;
+        """Read the clients from a TOML file that only its owner may read. Raises `InvalidArgument`;
         blocks.
         """
         _check_private(file, "token file")
         try:
             return msgspec.convert(tomllib.loads(file.read_text("utf-8")), cls)
-        except (OSError, ValueError) as error:  # what it quotes may be a secret
+        except (OSError, ValueError) as error:  # its text may quote a secret
             kind = type(error).__name__
             raise InvalidArgument(
                 f"token file {file} cannot be read ({kind}) — see docs/operations.md for its form"
             ) from None
 
     def rights(self, token: str) -> Rights:
-        """Return what the holder of a token may do. Raises `Unauthenticated`."""
+        """Return the rights of the holder of a token. Raises `Unauthenticated`."""
         if len(token.encode()) < TOKEN_BYTES_MIN:
             raise Unauthenticated("the node needs a token")
         given = hashlib.sha256(token.encode()).hexdigest()
@@ -81,15 +82,17 @@ class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise Unauthenticated("the node does not know this token")
 
     def are_those_of(self, rights: Rights) -> bool:
-        """Whether a client that was let in may do the same now; one that showed no token may."""
+        """Whether the rights of an admitted client are unchanged. They are for a client without a
+        token.
+        """
         return not isinstance(rights, TokenEntry) or rights in self.client
 
 
 @dataclass(slots=True)
 class Endpoint:
-    """An address to listen at, and how clients prove there who they are.
+    """An address to listen at, and how its clients authenticate.
 
-    `tokens` may be replaced meanwhile.
+    `tokens` may be replaced while it listens.
     """
 
     address: Address
@@ -101,13 +104,13 @@ class Endpoint:
     def of(
         cls, url: str, *, tokens: Path | None, tls: ssl.SSLContext | None, client_ca: bool
     ) -> Self:
-        """Return the endpoint of an address. Raises `InvalidArgument` for one that anybody could
-        use; blocks.
+        """Return the endpoint of an address. Raises `InvalidArgument` for an address that anyone
+        could use without authentication; blocks.
         """
         address = parse_address(url)
         if address.path:
             raise InvalidArgument(
-                f"{url} is a path, and every open node has its own — give a tcp:// or tls:// "
+                f"{url} is a path, and every open node listens at its own — use a tcp:// or tls:// "
                 "address"
             )
         if address.tls and tls is None:
@@ -121,8 +124,8 @@ class Endpoint:
         return cls(address, known, tls if address.tls else None, client_ca and address.tls)
 
     async def listen(self, server: Server) -> str:
-        """Listen, and return the address as clients give it. Raises `InvalidArgument` for one that
-        cannot be had.
+        """Listen, and return the address for clients, with the actual port. Raises
+        `InvalidArgument` when it is not available.
         """
         try:
             port = await server.listen_tcp(
@@ -135,7 +138,7 @@ class Endpoint:
         return str(self.address._replace(port=port))
 
     def authenticate(self, hello: Hello, connection: Connection) -> Rights:
-        """Return what a client may do. Raises `Unauthenticated`."""
+        """Return the rights of a client. Raises `Unauthenticated`."""
         if self.tokens is not None:
             return self.tokens.rights(hello.token)
         if self.by_certificate:
@@ -149,8 +152,8 @@ class Endpoint:
 def server_tls(
     cert: Path | None, key: Path | None, client_ca: Path | None
 ) -> ssl.SSLContext | None:
-    """Return what `tls://` addresses use, None without a certificate. Raises `InvalidArgument`;
-    blocks.
+    """Return the TLS context for `tls://` addresses, None without a certificate. Raises
+    `InvalidArgument`; blocks.
     """
     if cert is None and key is None and client_ca is None:
         return None
@@ -172,8 +175,8 @@ def server_tls(
 
 
 def _check_valid(cert: Path, context: ssl.SSLContext) -> None:
-    """Raise `ssl.SSLError` for a certificate that is not valid now, as a client that trusts it
-    would, in memory.
+    """Raise `ssl.SSLError` for a certificate that is not valid now. Runs a handshake in memory with
+    a client that trusts it.
     """
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False

@@ -1,4 +1,4 @@
-"""What can be asked of a node over a connection: one table, of which server and client make
+"""The calls that a node serves over a connection: one table from which server and client derive
 requests, replies and errors.
 """
 
@@ -27,33 +27,33 @@ from wal.wire_types import WireError
 
 
 class TransactionCall(msgspec.Struct, frozen=True, array_like=True):
-    """The begin, commit or rollback of a transaction that is sent before its commit, or bodies of
-    it.
+    """A begin, commit or rollback, or bodies, of a transaction whose rows are sent before its
+    commit.
     """
 
     messages: Annotated[
         tuple[tuple[MessageType, str, bytes, bytes], ...], msgspec.Meta(min_length=1)
     ]
-    """Of each its type, vchannel, header and payload, as the log has them."""
+    """The type, vchannel, header and payload of each message, encoded as in the log."""
     txn_id: int = 0
     sequence: int = 0
     producer_id: int = 0
     epoch: int = 0
-    """The stamp of a commit."""
+    """`sequence`, `producer_id` and `epoch` are the stamp of a commit."""
     settled: int = 0
-    """As of `WireGroup`."""
+    """See `WireGroup`."""
 
 
 class ReadCall(msgspec.Struct, frozen=True, array_like=True):
-    """A reader of a collection, or of several; `resume` is where one goes on that was open
-    before.
+    """Opens a reader of one or several collections; a reader that was open before continues at
+    `resume`.
     """
 
     collections: (
         int
         | Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=READ_COLLECTIONS_MAX)]
     )
-    """The id, or ids."""
+    """The id or ids of the collections."""
     start: str
     start_at: PlainPlace
     until: int | None
@@ -64,7 +64,7 @@ class ReadCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AckCall(msgspec.Struct, frozen=True, array_like=True):
-    """A named reader of stream `stream` has done everything up to here."""
+    """Acknowledges everything up to a position for the named reader of `stream`."""
 
     stream: int
     position: int
@@ -72,8 +72,8 @@ class AckCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True):
-    """A stream is open: where it begins, and where its named reader would resume after its last
-    acknowledgement.
+    """The reply that a stream is open: where it begins, and where its named reader would resume
+    after its last acknowledgement.
     """
 
     position: int
@@ -83,9 +83,7 @@ class Opened(msgspec.Struct, frozen=True, array_like=True):
 
 
 WireResults = tuple[list[tuple[int, int, AppendResult]], list[tuple[int, int, WireError]]]
-"""What became of writes, and why some are refused, behind the number of the frame and the index of
-the group.
-"""
+"""Results and errors of writes; each follows the number of its frame and the index of its group."""
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -93,7 +91,7 @@ the group.
 
 @unique
 class Access(Enum):
-    """What a client may be allowed to do; each is a right of its own."""
+    """The kinds of access that a client may have; each is a separate right."""
 
     CONSUME = "consume"
     PRODUCE = "produce"
@@ -101,11 +99,11 @@ class Access(Enum):
 
 
 class Call(NamedTuple):
-    """One call: the arguments of the method of this name, and what that returns. A prefix tells
-    whose method it is.
+    """One call: the method of this name with its arguments and its return type. A prefix names the
+    object that has the method.
 
-    One that `changes` something is made once, and has one reply, for each number that its client
-    gives it. Others repeat freely.
+    A call that `changes` something is made once for each number, which the client assigns, and has
+    one reply. Other calls may be repeated freely.
     """
 
     name: str
@@ -114,7 +112,7 @@ class Call(NamedTuple):
     reply: Any
     changes: bool = False
     of_collection: str = ""
-    """The argument that names the collection which access is checked for; empty for the whole
+    """The argument with the collection whose access is checked; empty to check access to the whole
     node.
     """
 
@@ -128,8 +126,8 @@ def _calls(
     changes: bool | None = None,
     collection: str = "collection",
 ) -> Iterator[Call]:
-    """Yield the calls of some methods; all but those of `CONSUME` change something, where not
-    told otherwise.
+    """Yield the calls of the named methods of a class. By default, all calls except those of
+    `CONSUME` change something.
     """
     if changes is None:
         changes = access is not Access.CONSUME
@@ -152,7 +150,7 @@ def _calls(
 
 TOPICS = "mq."
 CHANNELS = "channels."
-"""Names of calls of topics and of the channel service begin so."""
+"""Prefixes of the calls of topics and of the channel service."""
 _topic_calls = partial(_calls, prefix=TOPICS, collection="topic")
 _channel_calls = partial(_calls, ChannelService, prefix=CHANNELS)
 
@@ -193,4 +191,4 @@ CALLS = {
         _channel_calls(Access.ADMIN, "create_channels destroy_channels"),
     )
 }
-"""By name. Writes have frames of their own."""
+"""Calls by name. Writes are not among them: they have their own frames."""

@@ -1,9 +1,9 @@
-"""The changes that a client asks its node for: each is made once, over however many connections
-the client asks for it.
+"""The changes that a client requests: each is made once, even if the client requests it over
+several connections.
 
-A change has the number of its call, which a client uses once. It goes on when its connection is
-lost, and its reply is kept, encoded, until the client says that it has it: so a number that comes
-again gets the reply of the first time.
+A change is identified by the number of its call; a client uses each number once. It goes on when
+its connection is lost. Its encoded reply is kept until the client confirms it, so a repeated number
+gets the first reply.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from wal.wire_types import WireError
 
 REPLIES_MAX = 1_024
 REPLIES_BYTES_MAX = 256 << 10
-"""Replies that are kept of one client; the oldest go first."""
+"""Limits for the kept replies of one client; the oldest are dropped first."""
 LEFT_S_MAX = 600.0
-"""How long changes of a client without a connection go on and are known; a client asks again for
-half of that at most (`remote.link.GIVE_UP_S_MAX`).
+"""How long the changes of a disconnected client go on and are remembered. A client repeats a
+request for at most half as long (`remote.link.GIVE_UP_S_MAX`).
 """
 LEFT_MAX = 1_024
-"""Clients without a connection whose changes are known; those that left first are forgotten
-first.
+"""The number of disconnected clients whose changes are remembered; those that left first are
+forgotten first.
 """
 
 
@@ -39,27 +39,29 @@ FORGOTTEN = Reply(
     error=WireError.of(Indeterminate("the node has forgotten the reply to this call"))
 )
 Answer = Callable[[int, Reply], Coroutine[Any, Any, None]]
-"""Sends the reply to a call of this number."""
+"""Sends the reply to the call with this number."""
 Start = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
 class ClientChanges:
-    """The changes of one client; lives on the event loop. `rights` are what it may do."""
+    """The changes of one client with these `rights`; lives on the event loop."""
 
     def __init__(self, rights: Rights, start: Start) -> None:
         self.rights = rights
         self.memory = 1 + secrets.randbits(62)
-        """Tells the client whether the node still knows its changes."""
+        """Identifies this object: a client that gets the same value in a welcome can repeat its
+        changes.
+        """
         self.left_at: float | None = None
-        """Since when the client has no connection, by the loop's clock."""
+        """When the client lost its connection, by the loop's clock; None while it is connected."""
         self._start = start
         self._answer: Answer | None = None
         self._under_way: dict[int, asyncio.Task[None]] = {}
         self._replies: dict[int, Reply] = {}
-        """By number, in the order in which the changes ended."""
+        """Kept replies by number, in the order in which the changes ended."""
         self._replies_bytes = 0
         self._forgotten = 0
-        """The highest number whose reply had no room."""
+        """The highest number whose reply was dropped by the limits."""
 
     @property
     def under_way(self) -> int:
@@ -78,8 +80,8 @@ class ClientChanges:
             self.left_at = now
 
     def answer_again(self, number: int) -> bool:
-        """Return whether a number is that of an earlier call; its reply is sent, or comes when the
-        change has ended.
+        """Return whether a number belongs to an earlier change. Its reply is sent now, or when the
+        change ends.
         """
         reply = self._replies.get(number)
         if reply is None and number in self._under_way:
@@ -92,7 +94,7 @@ class ClientChanges:
         return True
 
     def begin(self, number: int, change: Callable[[], Awaitable[Reply]]) -> "asyncio.Task[None]":
-        """Make a change that returns its reply; only `cancel` and `end` cancel it."""
+        """Start a change that returns its reply; only `cancel` and `end` cancel it."""
 
         async def make() -> None:
             reply = await change()
@@ -104,7 +106,7 @@ class ClientChanges:
         return task
 
     def cancel(self, number: int) -> bool:
-        """Cancel a change that the client does not wait for; return whether it is under way."""
+        """Cancel a change that the client no longer waits for; return whether it was running."""
         task = self._under_way.get(number)
         if task is None:
             return False
@@ -112,12 +114,12 @@ class ClientChanges:
         return True
 
     def settle(self, number: int) -> None:
-        """Forget replies that the client has: those of all numbers below this one."""
+        """Drop the replies that the client has received: those of all numbers below this one."""
         while self._replies and next(iter(self._replies)) < number:
             self._forget_oldest()
 
     def end(self) -> None:
-        """Cancel all changes, and keep no reply."""
+        """Cancel all changes and drop all replies."""
         for task in self._under_way.values():
             task.cancel()
         self._replies.clear()
@@ -145,11 +147,11 @@ class Changes:
     def __init__(self, start: Start) -> None:
         self._start = start
         self.clients: dict[int, ClientChanges] = {}
-        """Those of each client, by its id."""
+        """The changes of each client, by client id."""
 
     def of(self, client_id: int, rights: Rights) -> ClientChanges:
-        """Return the changes of a client that has connected; those of before go on and are known
-        only to the same rights.
+        """Return the changes of a client that connects. Earlier changes are kept for a client with
+        the same rights; otherwise they are cancelled.
         """
         known = self.clients.get(client_id)
         if known is not None and known.rights == rights:
@@ -160,8 +162,8 @@ class Changes:
         return new
 
     def forget_left(self, now: float) -> None:
-        """End the changes of clients that have been without a connection for long, and those that
-        left first of too many.
+        """End the changes of clients that have been disconnected for `LEFT_S_MAX`, and of those
+        that left first beyond `LEFT_MAX`.
         """
         left = sorted(
             (changes.left_at, client_id)

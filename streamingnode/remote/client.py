@@ -1,5 +1,5 @@
-"""A node of another process, with the interface of one of this:
-`async with connect("unix:data/node.sock") as node`.
+"""A node in another process, with the interface of a node in this process: `async with
+connect("unix:data/node.sock") as node`.
 """
 
 import asyncio
@@ -41,19 +41,21 @@ from wal.runtime import Supervisor
 from wal.wire_types import Welcome, WireError
 
 GRACE_S = 3.0
-"""How long closing waits for answers."""
+"""How long closing waits for replies, in seconds."""
 FRAMES_IN_FLIGHT_MAX = 2
-"""With as many unanswered, writes wait and go together: what a frame costs once, both sides, is
-paid less often.
+"""While this many frames are unanswered, new writes wait and share the next frame. So both sides
+pay the fixed cost of a frame less often.
 """
 COMPANY_MIN = 16
-"""With one unanswered, fewer writes than this wait for its answer."""
+"""While one frame is unanswered, fewer waiting writes than this wait for its results."""
 STREAM_CREDIT_BYTES = 4 << 20
-"""What a reader may be sent ahead of what it has taken."""
+"""How many bytes the node may send a reader ahead of the batches that the reader has taken."""
 CREDIT_STEP_BYTES = 1 << 20
-"""Credit is given back in steps of at least this."""
+"""A reader grants new credit in steps of at least this many bytes."""
 BUSY_PAUSE_S = 0.05
-"""Before a named reader is opened again whose last connection the node has not given up yet."""
+"""Pause before another attempt to open a named reader while the node has not yet noticed that the
+reader's last connection is lost.
+"""
 
 
 async def compose_remote(
@@ -63,26 +65,32 @@ async def compose_remote(
     closing: AsyncExitStack,
     make: "Callable[[Address, LinkOptions], RemoteBackend] | None" = None,
 ) -> Node:
-    """Connect to the node at an address; `closing` closes what is open, also when this raises."""
+    """Connect to the node at an address; `closing` releases everything that was opened, even when
+    this raises.
+    """
     backend = (make or RemoteBackend)(address, options)
     closing.push_async_callback(backend.close)
     await backend.open()
     closing.push_async_callback(supervisor.stop)
     for work in backend.work():
         supervisor.spawn(work)
-    parts: Parts = backend  # no more is to be found in the class: the rest are calls of the table
+    parts: Parts = backend  # the class defines only these; all other methods are calls of the table
     return Node(cast(Backend, parts), supervisor, closing)
 
 
 class _Named(msgspec.Struct):
-    """A named producer: the highest sequence that is in the log, and the highest that was used."""
+    """A named producer: `last` is its highest sequence in the log, `reached` the highest that it
+    has used.
+    """
 
     last: int = 0
     reached: int = 0
 
 
 def _changes(name: str) -> Any:
-    """Return the method that makes a call which changes the catalog: once, under a stamp."""
+    """Return the method for a call that changes the catalog; its stamp makes the change happen
+    once.
+    """
 
     async def change(self: "RemoteBackend", *arguments: object, **options: bool) -> Any:
         with self._under_way():
@@ -92,7 +100,7 @@ def _changes(name: str) -> Any:
 
 
 class RemoteBackend(RemoteCalls):
-    """A node of another process; see `Backend`. What it has no method for here is a call of the
+    """A node in another process; see `Backend`. Methods that are not defined here are calls of the
     table.
     """
 
@@ -105,30 +113,33 @@ class RemoteBackend(RemoteCalls):
         self.channels = cast(ChannelService, RemoteCalls(calls.CHANNELS, self.link.call_of))
         self.catalog = Catalog()
         self._welcome: Welcome | None = None
-        """What `config` and the like were taken from."""
+        """The source of `config`, `path`, `node_id` and `wal_name`."""
         self._sequence = 0
         self._outstanding: dict[int, int] = {}
-        """Of each frame, commit or change without an answer, oldest first: the client's own next
+        """Maps each unanswered frame, commit or change, oldest first, to the client's own next
         sequence when it began.
         """
         self._named: dict[int, _Named] = {}
-        """The named producers that were opened here, by id."""
+        """The named producers that this client has opened, by id."""
 
     async def open(self) -> None:
-        """Connect, and take over the node's settings; comes first. Raises as `Link.open`."""
+        """Connect and take over the node's settings; call it before anything else. Raises the
+        errors of `Link.open`.
+        """
         await self.link.open()
 
     def _take_welcome(self) -> None:
-        """Take over what the node says of itself; it may have been opened with other settings
-        since.
+        """Take over settings and identity from the node's welcome; a restarted node may have other
+        settings.
         """
         if (welcome := self.link.welcome) is self._welcome:
             return
-        known = {setting.key for setting in NodeConfig().origins()}  # a newer node may have others
+        # a newer node may have further settings
+        known = {setting.key for setting in NodeConfig().origins()}
         config = load_config(
             arguments={key: value for key, value in welcome.settings.items() if key in known}
         )
-        # a group goes in one frame
+        # a group must fit in one frame
         group_bytes_max = min(config.wal.group_bytes_max, FRAME_BYTES_MAX // 2)
         self.config = replace(config, wal=replace(config.wal, group_bytes_max=group_bytes_max))
         self.path = welcome.path
@@ -145,25 +156,25 @@ class RemoteBackend(RemoteCalls):
         self._welcome = welcome
 
     def work(self) -> Iterable[Coroutine[None, None, None]]:
-        """Return what runs in the background until the node closes."""
+        """Return the background tasks that run until the node closes."""
         return (self.link.run(),)
 
     async def close(self) -> None:
-        """Close what `open` opened, however far it came; idempotent."""
+        """Close everything that `open` has opened, even when it failed midway; idempotent."""
         await self.link.close()
 
     @property
     def spool(self) -> SpoolStatistics | None:
-        """None: what cannot be sent is refused."""
+        """None: a client without a spool refuses writes that it cannot send."""
         return None
 
     def read(self, request: ReadRequest) -> "RemoteReading":
-        """Return a way through the node's log."""
+        """Return a reading of the node's log."""
         return RemoteReading(self.link, request)
 
     async def drain(self) -> None:
-        """Wait for writes and changes that were begun; what is not answered in time is refused when
-        the link closes.
+        """Wait up to `GRACE_S` for writes and changes that have begun; the closing link fails the
+        ones that are still unanswered.
         """
         with anyio.move_on_after(GRACE_S):
             await self.link.drain(Access.PRODUCE, Access.ADMIN)
@@ -171,8 +182,8 @@ class RemoteBackend(RemoteCalls):
     # --- writes -----------------------------------------------------------------------------------
 
     def append(self, group: AppendGroup) -> Awaitable[AppendResult]:
-        """Append a group at the node: rows with others that wait, a step of a transaction by
-        itself.
+        """Append a group at the node: rows share a frame with other waiting rows, a step of a
+        transaction is a call of its own.
         """
         stamp = group.producer
         if (
@@ -187,8 +198,8 @@ class RemoteBackend(RemoteCalls):
 
     @contextmanager
     def _under_way(self) -> Iterator[int]:
-        """Have the node remember what is sent in the block until it was answered; yields a number
-        for it.
+        """Keep the node's memory of whatever the block sends until the block ends; yields the
+        number to send it under.
         """
         number = self.link.number()
         self._outstanding[number] = self._sequence + 1
@@ -202,8 +213,8 @@ class RemoteBackend(RemoteCalls):
         pack.drop_cancelled()
         if not pack.groups:
             return
-        # who is cancelled from here on, while it waits for room, must not hear that nothing was
-        # done
+        # From here on a cancelled caller must not be promised that its write had no effect, even
+        # while the frame waits for room.
         pack.sent = True
         with self._under_way() as number:
             frame = frame_of(
@@ -219,11 +230,11 @@ class RemoteBackend(RemoteCalls):
                 pack.sent = False
                 raise
             finally:
-                self._told(pack.groups)
+                self._note_results(pack.groups)
 
     def _stamp(self, group: AppendGroup | None) -> ProducerStamp:
-        """Return the stamp of a write: a named producer's, or the client's next one, who is
-        producer 0.
+        """Return the stamp of a write: that of its named producer, or the client's own next one
+        under producer id 0.
         """
         if group is None or group.producer is None:
             self._sequence += 1
@@ -235,8 +246,8 @@ class RemoteBackend(RemoteCalls):
             stamp = group.producer = ProducerStamp(stamp.producer_id, stamp.epoch, named.reached)
         return stamp
 
-    def _told(self, groups: Iterable[AppendGroup]) -> None:
-        """Note which writes of named producers are in the log."""
+    def _note_results(self, groups: Iterable[AppendGroup]) -> None:
+        """Record which writes of named producers are in the log."""
         for group in groups:
             stamp = group.producer
             if stamp is not None and isinstance(group.outcome, AppendResult):
@@ -244,8 +255,8 @@ class RemoteBackend(RemoteCalls):
                 named.last = max(named.last, stamp.sequence)
 
     async def _transaction(self, group: AppendGroup) -> AppendResult:
-        """Take a step of a transaction; only a commit has a stamp, which the log of any node
-        knows.
+        """Take a step of a transaction. Only a commit has a stamp; the log keeps it, so a restarted
+        node recognizes a retry.
         """
         first = group.messages[0]
         pack = Pack([group])
@@ -275,7 +286,7 @@ class RemoteBackend(RemoteCalls):
                 return result
             except StreamingNodeError as error:
                 group.outcome = error
-                # after any other error the node has nothing of it
+                # any other error means that the node has stored no part of it
                 pack.sent = isinstance(error, Indeterminate)
                 if is_commit or not pack.sent:
                     raise
@@ -283,7 +294,7 @@ class RemoteBackend(RemoteCalls):
                     f"transaction {first.txn_id} ended with its connection — repeat all of it"
                 ) from error
             finally:
-                self._told((group,))
+                self._note_results((group,))
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -293,7 +304,7 @@ class RemoteBackend(RemoteCalls):
     drop_partition = _changes("drop_partition")
 
     async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
-        """Open a producer, made if it is new, and fence whoever had it open."""
+        """Open a producer, creating it if it is new, and fence its previous user."""
         opened: tuple[ProducerRecord, int] = await self.link.call_of("open_producer", name)
         record, last_sequence = opened
         self._named[record.producer_id] = _Named(last_sequence, last_sequence)
@@ -304,13 +315,14 @@ class RemoteBackend(RemoteCalls):
         return self._named[producer_id].last
 
     def reach(self, producer_id: int, sequence: int) -> None:
-        """Draw no sequence of a producer up to this one."""
+        """Assign only sequences above this one to a producer's next writes."""
         named = self._named[producer_id]
         named.reached = max(named.reached, sequence)
 
     def _take_catalog(self, collections: tuple[CollectionInfo, ...]) -> None:
-        self._take_welcome()  # which came before it
-        # What has not changed stays the object it was, and with it all that was worked out from it.
+        self._take_welcome()  # the welcome arrives before the catalog
+        # Keep the object of an unchanged collection, so that everything derived from it stays
+        # valid.
         known = {info.id: info for info in self.catalog.collections()}
         self.catalog = Catalog(
             known[info.id] if known.get(info.id) == info else info for info in collections
@@ -318,7 +330,7 @@ class RemoteBackend(RemoteCalls):
 
 
 class RemoteReading:
-    """A reader's way through the log of another process, over as many connections as it takes; see
+    """A reading of the log of another process. It continues over a new connection after a loss; see
     `Reading`.
     """
 
@@ -333,18 +345,21 @@ class RemoteReading:
             of, *start, request.until, request.name, types, None, STREAM_CREDIT_BYTES
         )
         self._frames: asyncio.Queue[Frame | None] = asyncio.Queue()
-        """What came over the stream; None when its connection was lost, or when it is closed."""
+        """Frames received on the stream; None when its connection is lost or the reading is closed.
+        """
         self._stream = 0
         self._taken_bytes = 0
         self._is_closed = False
         self._is_open = False
-        """Whether frames come, as far as those that were taken say."""
+        """Whether the stream delivers frames, judging by the frames taken so far."""
         self._opened_on = 0
-        """The connection that the stream is on."""
+        """The number of the connection that carries the stream."""
 
     async def open(self) -> int:
-        """Find the place to start, at the node."""
-        # also for who cancels this: the next call opens another stream
+        """Open the stream at the node, which finds the start position; returns the acknowledged
+        position, 0 if there is none.
+        """
+        # set first, so that after a cancellation the next call opens another stream
         self._is_open = False
         frame = None
         give_up_at = self._loop.time() + self._link.options.give_up_s
@@ -363,8 +378,8 @@ class RemoteReading:
             if frame is not None and frame.kind != FrameKind.OPENED:
                 self._link.end(self._stream)
                 error = frame.value(WireError).error()
-                # By a lost connection of this one, which the node may not have noticed; or by
-                # somebody else.
+                # The reader is busy either through a lost connection of this client that the node
+                # has not noticed yet, or through another client.
                 if not (
                     isinstance(error, ReaderBusy) and was_asked and self._loop.time() < give_up_at
                 ):
@@ -374,7 +389,8 @@ class RemoteReading:
         opened: Opened = frame.value(Opened)
         self._is_open = True
         self._opened_on = self._link.connections
-        # a reader of what is to come goes on from here, whatever comes first
+        # A reader that starts at the end of the log resumes from here, even if the connection is
+        # lost before its first batch.
         if self._request.resume is None:
             self._request = msgspec.structs.replace(
                 self._request, resume=StartingPoint(opened.position, opened.tick)
@@ -382,7 +398,7 @@ class RemoteReading:
         return opened.acknowledged_position
 
     async def next_batch(self) -> ScanBatch:
-        """Return what comes next, over the next connection where this one is lost."""
+        """Return the next batch; continues over the next connection when this one is lost."""
         frame = None
         while frame is None:
             if not self._is_open:
@@ -390,34 +406,35 @@ class RemoteReading:
             frame = await self._next_frame()
             self._is_open = frame is not None and frame.kind != FrameKind.ERROR
         if not self._is_open:
-            self._link.end(self._stream)  # another call opens another one
+            self._link.end(self._stream)  # the next call opens another stream
             raise frame.value(WireError).error()
         batch = decode_batch(memoryview(frame.payload), self._link.welcome.wal_name)
         self._taken_bytes += len(frame.payload)
         if self._taken_bytes >= CREDIT_STEP_BYTES:
             self._link.send(FrameKind.CREDIT, self._stream, self._taken_bytes)
             self._taken_bytes = 0
-        # Where it goes on, whatever is acknowledged: nothing is missed, and nothing comes twice.
+        # A new connection resumes here, whatever is acknowledged, so each message is delivered
+        # exactly once.
         resume = StartingPoint(batch.resume_position, batch.confirmed_tick)
         self._request = msgspec.structs.replace(self._request, resume=resume)
         return batch
 
     async def ack(self, position: int, tick: int) -> None:
-        """Move a named reader's place."""
+        """Acknowledge everything up to `position`: the named reader resumes after it."""
         while True:
             try:
                 await self._link.call_of(calls.ACK.name, self._stream, position, tick)
                 return
-            except InvalidArgument:  # its stream was of a connection that is lost
+            except InvalidArgument:  # the stream belonged to a lost connection
                 if (
                     self._opened_on == self._link.connections
                     and self._link.state is LinkState.READY
                 ):
                     raise
-                await self.open()  # acknowledging twice is the same as once
+                await self.open()  # acknowledging is idempotent
 
     async def close(self) -> None:
-        """End it; idempotent."""
+        """Close the reading; idempotent."""
         self._is_closed = True
         self._link.end(self._stream)
         self._frames.put_nowait(None)

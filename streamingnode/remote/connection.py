@@ -1,5 +1,5 @@
-"""One connection, either end of it, over Unix sockets, TCP and TLS: bytes to frames, frames to
-bytes, and back-pressure.
+"""Either end of a connection over a Unix socket, TCP or TLS: converts between bytes and frames,
+with back-pressure.
 """
 
 import asyncio
@@ -28,27 +28,27 @@ from wal.runtime import Holding
 from wal.sockets import hold_socket
 
 PART_BYTES = 2 << 20
-"""What a long reply is cut into, so that others get between its parts. Most batches of messages are
-shorter.
+"""The size of the parts of a long reply, so that other frames fit in between. Most batches of
+messages are shorter.
 """
 CLOSE_S_MAX = 1.0
-"""How long the other side may take to read what was sent, and with TLS to say that it ends, too."""
+"""How long the other side may take to read sent data and, with TLS, to confirm the end."""
 SEND_BUFFER_BYTES = 4 << 20
-"""With more waiting for the other side to read, `send_long` waits."""
+"""`send_long` waits while more than this is unsent."""
 UNBOUNDED_BYTES = 1 << 62
 SOCKET_BYTES = 1 << 20
-"""What a Unix socket holds, a batch of messages; by default a fifth of that, and both sides would
-take turns over each.
+"""The buffer of a Unix socket: it holds a batch of messages. The default is a fifth of that, so
+both sides would take turns several times for each batch.
 """
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A connection, from when it is made until it is lost; lives on the event loop.
+    """A connection, from its start until it is lost; lives on the event loop.
 
-    `on_frame` is told of every frame that is whole, long ones put together again, in order; what it
-    raises closes the connection. `on_lost` is told once, with the reason. `parts_bytes_max` bounds
-    long frames that are not whole yet, and `room` what all connections hold; without it this one
-    holds what it gets.
+    `on_frame` gets every complete frame in order, with long ones reassembled; an error of the node
+    that it raises closes the connection. `on_lost` is called once, with the reason.
+    `parts_bytes_max` bounds incomplete long frames. `room` bounds the memory of all connections;
+    without it the memory of this one is unbounded.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Connection(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._on_made = on_made
         self.share = Share(room or Room(UNBOUNDED_BYTES), self._read_on)
-        """What it holds for frames, calls and writes."""
+        """The memory it holds for frames, calls and writes."""
         self._parts_bytes_max = parts_bytes_max
-        # from memory that Arrow keeps for the next one
+        # Arrow's allocator reuses the memory for later frames
         self._reader = FrameReader(allocate=pa.allocate_buffer)
         self._long_frames = LongFrames()
         self._transport: asyncio.Transport
@@ -81,17 +81,17 @@ class Connection(asyncio.BufferedProtocol):
         self._error: Exception | None = None
         self.is_open = False
         self.received_at = asyncio.get_running_loop().time()
-        """When something came last, by the loop's clock."""
+        """When data was last received, by the loop's clock."""
 
     # --- asyncio's side ---------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin, as each side does."""
-        # uvloop's is none by its class
+        """Configure the transport and send the preface, as each side does."""
+        # uvloop's transport does not inherit from `asyncio.Transport`
         self._transport = cast("asyncio.Transport", transport)
         self.is_open = True
         self._transport.set_write_buffer_limits(SEND_BUFFER_BYTES)
-        # the system adapts others by itself
+        # the system sizes the buffers of other sockets itself
         if (of := self.peer("socket")).family == socket.AF_UNIX:
             of.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         self._held = hold_socket(of.fileno())
@@ -99,11 +99,11 @@ class Connection(asyncio.BufferedProtocol):
         self._on_made()
 
     def get_buffer(self, _size_hint: int) -> memoryview:
-        """Receive where the next bytes of a frame belong."""
+        """Return the buffer where the next bytes of a frame belong."""
         return self._reader.room()
 
     def buffer_updated(self, size_bytes: int) -> None:
-        """Pass on the frames that are whole now."""
+        """Pass on the frames that are complete now."""
         self.received_at = asyncio.get_running_loop().time()
         try:
             for frame in self._reader.received(size_bytes):
@@ -117,40 +117,40 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _held_bytes(self) -> int:
-        """What the frames need that are not whole."""
+        """The memory that incomplete frames need."""
         return self._reader.long_bytes + self._long_frames.held_bytes
 
     def _read_on(self) -> None:
-        """Go on after there was no room."""
-        self.received_at = asyncio.get_running_loop().time()  # it may have said much meanwhile
+        """Continue to read after a wait for memory."""
+        # it may have sent much in the meantime
+        self.received_at = asyncio.get_running_loop().time()
         if self._is_reading and not (self._is_node and self._is_full):
             self._transport.resume_reading()
 
     @property
     def _is_reading(self) -> bool:
-        """Whether more may come; one that closes, which `close` begins, is not to be told of
-        that.
-        """
+        """Whether the connection reads; it does not once `close` has begun."""
         return self.is_open and not self._transport.is_closing()
 
     def pause_writing(self) -> None:
-        """Let `send_long` wait."""
+        """Make `send_long` wait."""
         self._is_full = True
         if self._is_node:
-            # who does not read answers asks nothing more; a client always reads
+            # the node reads no more requests of a client that does not read replies; a client
+            # always reads
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Let those go on who wait."""
+        """Resume the waiting senders."""
         self._is_full = False
-        # who reads is there: nothing it says is heard meanwhile
+        # it reads, so it is alive; its own data was not read in the meantime
         self.received_at = asyncio.get_running_loop().time()
         self._drained.wake()
         if self._is_node and self._is_reading and not self.share.is_waiting:
             self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Tell that nothing comes any more, and let go of what came and of who is told."""
+        """Report the loss, and release received data and callbacks."""
         self.is_open = False
         self._held.end()
         self.resume_writing()
@@ -159,9 +159,9 @@ class Connection(asyncio.BufferedProtocol):
         self.share.close()
         on_lost = self._on_lost
         why = self._error or error
-        # Its owner refers to it, and an error to frames of the stack, which refer to both: without
-        # these nothing waits for garbage collection.
-        self._on_frame = self._on_lost = _nobody
+        # Break reference cycles, so that nothing waits for garbage collection: the owner refers to
+        # this connection, and an error refers to stack frames that refer to both.
+        self._on_frame = self._on_lost = _ignore
         self._on_made = lambda: None
         self._error = None
         on_lost(why)
@@ -169,7 +169,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- ours -------------------------------------------------------------------------------------
 
     def agreed(self) -> None:
-        """Take frames of full size from now on: both sides know each other."""
+        """Accept frames of full size from now on: the handshake is done."""
         self._reader.frame_bytes_max = FRAME_BYTES_MAX
         self._long_frames.bytes_max = self._parts_bytes_max
         self.has_agreed = True
@@ -177,22 +177,22 @@ class Connection(asyncio.BufferedProtocol):
     def send(
         self, kind: FrameKind, number: int = 0, meta: object = None, *payload: bytes | memoryview
     ) -> None:
-        """Send a frame, or drop it when the connection is lost, as `on_lost` tells. Raises
-        `ProtocolError` if too long.
+        """Send a frame; drops it when the connection is lost, which `on_lost` reports. Raises
+        `ProtocolError` if it is too long.
         """
         self.send_encoded(encode_frame(kind, number, meta, *payload))
 
     def send_encoded(self, frame: list[bytes | memoryview]) -> None:
-        """Send what `encode_frame` returned."""
+        """Send a frame that `encode_frame` has encoded; drops it when the connection is lost."""
         if self.is_open:
             self._transport.writelines(frame)
 
     async def send_long(self, kind: FrameKind, number: int, *payload: bytes | memoryview) -> None:
-        """Send a frame of any length in parts, each when the other side has read most of what was
+        """Send a frame of any length in parts, each once the other side has read most of the data
         sent before.
 
-        Raises `OnShutdown` when it is gone. What is cancelled ends with a `CANCEL`: the other side
-        keeps no part of it.
+        Raises `OnShutdown` when the connection is lost. A cancelled call sends `CANCEL`, so that
+        the other side drops its parts.
         """
         parts: list[Sequence[bytes | memoryview]] = [payload]
         if sum(map(len, payload)) > PART_BYTES:
@@ -202,7 +202,7 @@ class Connection(asyncio.BufferedProtocol):
         async with self._long:
             try:
                 for what, part in zip(kinds, parts, strict=True):
-                    # One part at a time, or each of a thousand streams would have one waiting.
+                    # One part at a time: otherwise each of a thousand streams would buffer a part.
                     async with self._sending:
                         while self._is_full:
                             await self._drained.wait()
@@ -214,39 +214,37 @@ class Connection(asyncio.BufferedProtocol):
                 raise
 
     def peer(self, name: str) -> Any:
-        """Return what the transport knows by this name, as `asyncio.BaseTransport.get_extra_info`
-        does.
-        """
+        """Return the transport's `get_extra_info(name)`."""
         return self._transport.get_extra_info(name)
 
     def bound_sent(self, size_bytes: int) -> None:
-        """Keep so much, and `SEND_BUFFER_BYTES` at most, for the other side to read."""
+        """Limit unsent data to this size, at most `SEND_BUFFER_BYTES`."""
         if self._is_reading:
             self._transport.set_write_buffer_limits(min(size_bytes, SEND_BUFFER_BYTES))
 
     def close(self) -> None:
-        """Close it when what was sent is on its way."""
+        """Close the connection once all data is sent."""
         if self.is_open:
             self._transport.close()
 
     async def end(self) -> None:
-        """Close it, and return when it has ended, after `CLOSE_S_MAX` at most: none may outlive its
-        event loop.
+        """Close the connection and wait for its end, at most `CLOSE_S_MAX`: no connection may
+        outlive its event loop.
         """
         self.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S_MAX):
                 while self.is_open:
                     await self._drained.wait()
-        self.abort(OnShutdown("it is closed — connect again"))
+        self.abort(OnShutdown("the connection is closed — connect again"))
 
     def abort(self, error: Exception) -> None:
-        """Close it now, because of an error, which `on_lost` is told."""
+        """Close the connection now and pass an error to `on_lost`; the first error stands."""
         self._error = self._error or error
         if self.is_open:
             self.is_open = False
             self._transport.abort()
 
 
-def _nobody(_: object) -> None:
-    """Take the place of who is told of nothing any more."""
+def _ignore(_: object) -> None:
+    """Do nothing, in place of a released callback."""

@@ -1,10 +1,10 @@
-"""The client's side of a connection: one that is made again when it is lost, and what waits for
-answers over it.
+"""The client's side of a connection: it reconnects after a loss and keeps the requests that wait
+for replies.
 
-What was sent and not answered is sent again over the next connection. Calls that change something
-get the reply of their number, if the node was not started anew meanwhile: then their outcome is
-open. Writes, commits and changes of collections carry stamps that the log knows, and are sent again
-to any node.
+Unanswered requests are sent again over the next connection. The node keeps the reply to each change
+under the number of its call, so a repeated change gets its first reply. A restart of the node loses
+these replies; then the outcome of an unanswered change is unknown. Writes, commits and changes of
+collections carry stamps that are in the log, so they are safe to send again after a restart, too.
 """
 
 import asyncio
@@ -51,26 +51,26 @@ from wal.wire_types import VERSIONS, Hello, Welcome, WireError, decode, encode
 _log = event_log(__name__)
 
 GIVE_UP_S_MAX = 300.0
-"""Longest time that calls wait for a lost connection; a node remembers a client's writes for twice
-as long.
+"""The longest time that calls wait for a lost connection; a node remembers a client's writes for
+twice as long.
 """
 PAUSE_FIRST_S = 0.02
 PAUSE_MAX_S = 1.0
-"""Between attempts to connect again."""
+"""The pause between attempts to reconnect: it doubles from the first value to the second."""
 UNWANTED_MAX = 1_024
-"""A node has no more calls of one client under way."""
+"""The number of calls of one client that a node allows at a time."""
 PARTS_BYTES_MAX = 4 << 30
-"""Of long replies, which are what this side asked for."""
+"""Limit for incomplete long replies. It is high because this side has requested them."""
 
 
 class LinkState(Enum):
-    """Where the connection stands."""
+    """The state of the connection."""
 
     CONNECTING = auto()
-    """The first time, or again after a loss: calls wait."""
+    """Connecting for the first time, or again after a loss: calls wait."""
     READY = auto()
     LOST = auto()
-    """It did not come back in time: calls are refused until it does."""
+    """Reconnecting took too long: calls are refused until it succeeds."""
     CLOSED = auto()
 
 
@@ -83,8 +83,8 @@ TRANSITIONS = {
 
 
 class _Sent(msgspec.Struct, eq=False):
-    """A call without its answer, or a frame of writes some of whose `units` have no result; `ended`
-    when all have one.
+    """An unanswered call, or a frame of writes with `units` that have no result yet. `ended`
+    completes with the reply, or once every unit has a result.
     """
 
     parts: list[bytes | memoryview]
@@ -92,43 +92,45 @@ class _Sent(msgspec.Struct, eq=False):
     call: Call = calls.WRITE
     units: dict[int, Unit] = {}
     is_stamped: bool = True
-    """Whether the log of any node knows it again."""
+    """Whether the log recognizes it when it is sent again, even after a restart of the node."""
     first_sent_s: float | None = None
-    """When it was sent first, by a clock that goes on while the machine sleeps."""
+    """When it was first sent, by a clock that also advances while the machine sleeps."""
     memory: int = 0
-    """Of the node that it was sent to last, of the client's changes (`Welcome.memory`)."""
+    """The `Welcome.memory` of the node that it was last sent to: it identifies that node's memory
+    of the client's changes.
+    """
     is_in_doubt: bool = False
-    """Whether a refusal leaves its outcome open: it was sent before, and the node answers by the
-    log, not by what it answered then.
+    """Whether its outcome stays unknown after a refusal: it was sent before, and the node has no
+    reply of that attempt and answers from the log.
     """
 
     @property
     def has_number(self) -> bool:
-        """Whether the node keeps the reply of its number."""
+        """Whether the node keeps the reply under its number."""
         return self.call.changes and self.call is not calls.WRITE
 
     def is_known_to(self, welcome: Welcome) -> bool:
-        """Whether the node would answer its number as it did before."""
+        """Whether the node still has the reply that it gave to this number."""
         return self.has_number and 0 != self.memory == welcome.memory
 
     def end(self, frame: Frame | None) -> None:
-        """Pass an answer on; the first one stands."""
+        """Complete it with a reply; later calls have no effect."""
         if not self.ended.done():
             self.ended.set_result(frame)
 
     def fail(self, error: StreamingNodeError) -> None:
-        """Tell who waits that there is no answer."""
+        """Fail the caller and all units that have no result."""
         if not self.ended.done():
             self.ended.set_exception(error)
-            self.ended.exception()  # heard, if nobody waits any more
+            self.ended.exception()  # marks it as retrieved: the caller may be gone
         for unit in self.units.values():
             unit.settle(error)
         self.units.clear()
 
 
 class Link:
-    """A client's connection to a node, made again when it is lost. `open` comes first, `run` is for
-    its owner.
+    """A client's connection to a node; it reconnects after a loss. Call `open` first; the owner
+    runs `run` as a task.
     """
 
     def __init__(
@@ -143,42 +145,48 @@ class Link:
         self.state = LinkState.CONNECTING
         self.welcome: Welcome
         self.connections = 0
-        """How many there have been: what belongs to one has ended with it."""
+        """The number of connections made so far. Streams end with the connection they were opened
+        on.
+        """
         self._attempts = 0
-        """How many hellos were sent, answered or not."""
+        """The number of hellos sent, answered or not."""
         self.on_state: Callable[[LinkState], None] = lambda _: None
-        """Told of each state, before anything is sent in it, and when the node leaves."""
+        """Called on each change of state, before anything is sent in that state, and when the node
+        announces that it is leaving.
+        """
         self._on_catalog = on_catalog
         self._loop = asyncio.get_running_loop()
         self._node_id = ""
-        """Of the node that this is for; nothing before it is known."""
+        """The id of the node that this link is for; empty until it is known."""
         self._connection: Connection | None = None
         self._numbers = 0
         self._sent: dict[int, _Sent] = {}
-        """What waits for answers, by number; so are the others."""
+        """Unanswered calls and frames of writes, by number."""
         self._writes_bytes = 0
         self._streams: dict[int, Callable[[Frame | None], None]] = {}
         self._changes: dict[int, None] = {}
-        """Numbers of changes without an answer, ascending."""
+        """Numbers of unanswered changes, ascending."""
         self._unwanted = deque[int](maxlen=UNWANTED_MAX)
-        """Numbers of the changes that nobody waits for any more. Over the next connection they are
-        cancelled once more: the node may not have read the first time.
+        """Numbers of changes whose caller has left. They are cancelled again over the next
+        connection, because the node may not have read the first cancel.
         """
         self._lost_at: float | None = None
-        """When a connection was lost, and no later one has answered anything or lasted."""
+        """When the connection was lost; None once a later connection has delivered a reply or has
+        lasted for `PING_S`.
+        """
         self._welcomed: asyncio.Future[None]
-        """Done when the node has said what it is, and what is in it."""
+        """Completes when the welcome and the catalog of the node have arrived."""
         self._lost: asyncio.Future[None]
         self._moved = Signal()
-        """Woken when the state changes, and when writes were answered."""
+        """Woken when the state changes and when a frame of writes is answered."""
         self.is_leaving = False
         self._reason: Exception | None = None
 
     # --- connecting -------------------------------------------------------------------------------
 
     async def open(self, known: Welcome | None = None) -> None:
-        """Connect, to a `known` node once it is there. Raises `Unreachable`, `Unauthenticated`,
-        `ProtocolError`.
+        """Connect. With the welcome of a `known` node, an unreachable or full node is no error:
+        `run` connects later. Raises `Unreachable`, `Unauthenticated`, `ProtocolError`.
         """
         try:
             if known is not None:
@@ -186,14 +194,15 @@ class Link:
                 self._node_id = known.node_id
             await self._connect()
             self._become(LinkState.READY)
-        except (Unreachable, Overloaded) as error:  # of as many connections as the node takes
+        # `Overloaded`: the node is at its limit of connections
+        except (Unreachable, Overloaded) as error:
             if known is None:
                 raise
             self._reason = error
             self._become(LinkState.LOST)
 
     async def run(self) -> None:
-        """Connect again whenever the connection is lost, until cancelled."""
+        """Reconnect whenever the connection is lost, until cancelled."""
         while True:
             if self.state is LinkState.READY:
                 await self._stay_connected()
@@ -205,7 +214,7 @@ class Link:
                 )
                 self._lost_at = self._lost_at or self._loop.time()
                 self._end_streams()
-            # A node that closes each connection at once must not be asked without end.
+            # A node that closes each connection at once must not cause a busy loop.
             await asyncio.sleep(PAUSE_FIRST_S)
             await self._connect_again()
             self._fail_what_is_not_repeated()
@@ -217,13 +226,13 @@ class Link:
                 self._transmit(sent)
 
     async def _stay_connected(self) -> None:
-        """Return when the connection is lost; ask a quiet one for a sign of life."""
+        """Return when the connection is lost. Pings a quiet connection and aborts a silent one."""
         while not self._lost.done() and (connection := self._connection) is not None:
             asked_at = self._loop.time()
             if not (await asyncio.wait((self._lost,), timeout=PING_S))[0]:
                 self._lost_at = None
             quiet_s = self._loop.time() - connection.received_at
-            # this side, and what came is to be looked at yet
+            # This process stood still, and received data may still be unread.
             stood_still = self._loop.time() - asked_at > 2 * PING_S
             if quiet_s > SILENT_S_MAX and not stood_still:
                 connection.abort(
@@ -277,7 +286,7 @@ class Link:
                 await self._welcomed
         except BaseException as error:
             await self._close_connection()
-            if isinstance(error, OSError):  # of TLS and of the deadline, too
+            if isinstance(error, OSError):  # includes errors of TLS and the timeout
                 raise unreachable(address, error) from error
             raise
         self.connections += 1
@@ -296,7 +305,7 @@ class Link:
         self.on_state(state)
 
     def _on_lost(self, connection: Connection, error: Exception | None) -> None:
-        if connection is not self._connection:  # one that was given up before
+        if connection is not self._connection:  # the loss of an earlier connection
             return
         self._reason = error
         self._lost.set_result(None)
@@ -307,10 +316,10 @@ class Link:
     def _refused(self, error: StreamingNodeError) -> None:
         if not self._welcomed.done():
             self._welcomed.set_exception(error)
-            self._welcomed.exception()  # heard, if nobody waits any more
+            self._welcomed.exception()  # marks it as retrieved: the caller may be gone
 
     async def close(self) -> None:
-        """Fail what is still waiting, and close the connection; idempotent."""
+        """Fail everything that is unanswered, and close the connection; idempotent."""
         if self.state is not LinkState.CLOSED:
             self._become(LinkState.CLOSED)
             self._fail_all(self._refusal())
@@ -318,25 +327,25 @@ class Link:
             await self._close_connection()
 
     async def drain(self, *accesses: Access) -> None:
-        """Return when nothing that needs these rights waits for its answer, nor what was sent
-        meanwhile.
+        """Return when no request that needs one of these rights is unanswered, including requests
+        sent while this waits.
         """
         while pending := [
             each.ended for each in self._sent.values() if each.call.access in accesses
         ]:
             await asyncio.wait(pending)
-            await asyncio.sleep(0)  # what waited for them is sent now
+            await asyncio.sleep(0)  # callers that waited for these send their requests now
 
     # --- what is sent -----------------------------------------------------------------------------
 
     def number(self) -> int:
-        """Return the number of the next call, stream or frame of writes."""
+        """Return a new number, for a call, stream or frame of writes; numbers ascend."""
         self._numbers += 1
         return self._numbers
 
     async def wait_ready(self) -> None:
-        """Return while there is a connection. Raises `Unreachable` when it did not come back,
-        `OnShutdown` after the end.
+        """Wait until the connection is ready. Raises `Unreachable` or `Unauthenticated` when
+        reconnecting has failed, `OnShutdown` after `close`.
         """
         while self.state is not LinkState.READY or self.is_leaving:
             if self.state in {LinkState.LOST, LinkState.CLOSED}:
@@ -347,15 +356,17 @@ class Link:
         if self.state is LinkState.CLOSED:
             return OnShutdown("the client is closed — connect again")
         if isinstance(reason := self._reason, Unreachable | Unauthenticated):
-            return type(reason)(str(reason))  # a new one: each that is raised grows frames
+            # a new object: each raise adds frames to its traceback
+            return type(reason)(str(reason))
         return Unreachable(f"no node answers at {self.address}: {self._reason}")
 
     async def call(self, call: Call, request: msgspec.Struct, *, is_stamped: bool = False) -> Any:
-        """Return the answer to a call, over as many connections as it takes. Cancelling it cancels
-        it at the node. One that `is_stamped` is known again to a node that was started anew.
+        """Return the reply to a call, reconnecting as needed. Cancelling this cancels the call at
+        the node. The log recognizes a repeated call that `is_stamped`, even after a restart of the
+        node.
 
-        Raises `InvalidArgument` for what is no request of this call, `TooLarge` for one over a
-        frame, and `Indeterminate` when it changes something, perhaps.
+        Raises `InvalidArgument` for arguments that the call does not take, `TooLarge` for arguments
+        that exceed a frame, and `Indeterminate` when a change may or may not have happened.
         """
         try:
             msgspec.convert(astuple(request), call.request)
@@ -363,7 +374,8 @@ class Link:
         except (ValueError, OverflowError, NotImplementedError) as error:
             raise InvalidArgument(f"{call.name}: {error} — pass what the method takes") from error
         await self.wait_ready()
-        number = self.number()  # in the step that sends it, so that changes ascend
+        # no await between here and sending, so that the numbers of changes ascend
+        number = self.number()
         try:
             parts = encode_frame(FrameKind.CALL, number, call.name, arguments)
         except ProtocolError as error:
@@ -374,15 +386,16 @@ class Link:
         return decode(frame.payload, call.reply)
 
     def call_of(self, name: str, *arguments: object, **options: object) -> Awaitable[Any]:
-        """Make a call of the table."""
+        """Make the call of the table that has this name."""
         call = calls.CALLS[name]
         return self.call(call, call.request(*arguments, **options), is_stamped="stamp" in options)
 
     async def send_writes(self, number: int, frame: FrameOfWrites) -> None:
-        """Send a frame of writes and return when each of its units was told; cancelling it cancels
-        what was not begun.
+        """Send a frame of writes and return when each of its units has its outcome. Cancelling this
+        cancels the writes that have not begun.
 
-        Raises `Unreachable` and `OnShutdown` while it waits for room, when it was not sent.
+        Raises `Unreachable` and `OnShutdown` only while it waits for room; then the frame was not
+        sent.
         """
         await self.wait_ready()
         while (
@@ -419,7 +432,8 @@ class Link:
             self._changes.pop(number, None)
 
     def _transmit(self, sent: _Sent) -> None:
-        # its caller has an outcome, and has not run since: the node may have forgotten it
+        # Its caller has an outcome and has only not resumed yet. The node may already have
+        # forgotten it, so do not send it again.
         if sent.ended.done():
             return
         if (
@@ -435,14 +449,14 @@ class Link:
             self._connection.send_encoded(sent.parts)
 
     def send(self, kind: FrameKind, number: int, meta: object = None, payload: bytes = b"") -> None:
-        """Send a frame of a call or stream; nothing while there is no connection."""
+        """Send a frame of a call or stream; does nothing while there is no connection."""
         if self.state is LinkState.READY and self._connection is not None:
             self._connection.send(kind, number, meta, payload)
 
     def open_stream(
         self, request: object, name: str, on_frame: Callable[[Frame | None], None]
     ) -> int:
-        """Open a stream and return its number; `on_frame` is told of its frames, and of None when
+        """Open a stream and return its number; `on_frame` gets each of its frames, and None when
         the connection is lost.
         """
         number = self.number()
@@ -474,16 +488,18 @@ class Link:
                 frame.number in self._streams
             ):
                 self._streams[frame.number](frame)
-            case FrameKind.ERROR if not frame.number:  # of the connection, which ends
+            # number 0: the error concerns the connection, which ends
+            case FrameKind.ERROR if not frame.number:
                 connection.abort(frame.value(WireError).error())
             case FrameKind.REPLY | FrameKind.ERROR:
                 self._on_reply(frame)
             case FrameKind.LEAVING:
-                # the node answers what it has, and nothing more is begun over this connection
+                # The node answers the requests that it has; nothing new is sent over this
+                # connection.
                 self.is_leaving = True
                 self.on_state(self.state)
             case _:
-                pass  # of a later version
+                pass  # a kind of a later version
 
     def _shake_hands(self, connection: Connection, frame: Frame) -> None:
         if frame.kind == FrameKind.ERROR:
@@ -508,10 +524,11 @@ class Link:
 
     def _settle(self, number: int, index: int, outcome: Any) -> None:
         sent = self._sent.get(number)
-        # its callers are gone, or were told
+        # its callers are gone or have their outcome
         if sent is None or (unit := sent.units.pop(index, None)) is None:
             return
-        # First, so that what the frame came to is noted before a caller of its writes goes on.
+        # Complete the frame first: its sender records the outcome before a caller of one of its
+        # writes resumes.
         if not sent.units:
             sent.end(None)
         unit.settle(
@@ -529,8 +546,8 @@ class Link:
             sent.fail(self._doubted(sent, frame.value(WireError).error()))
 
     def _doubted(self, sent: _Sent, error: StreamingNodeError) -> StreamingNodeError:
-        """Return the error of a try: what refuses it now may not know of the one before, which may
-        be in the log.
+        """Return the error to raise for a refused attempt: `Indeterminate` when an earlier attempt
+        may be in the log without this refusal taking it into account.
         """
         if not sent.is_in_doubt or (sent.has_number and error.decides):
             return error
@@ -542,8 +559,8 @@ class Link:
     # --- a lost connection ------------------------------------------------------------------------
 
     def _fail_what_is_not_repeated(self) -> None:
-        """Fail what must not be sent again over the new connection, and what no connection lives to
-        answer.
+        """Fail requests that must not be sent again, and those for which reconnecting brings no
+        reply: no connection lasts long enough.
         """
         now_s = elapsed_ms() / 1000
         lost_at = self._loop.time() if self._lost_at is None else self._lost_at
@@ -552,13 +569,13 @@ class Link:
             if sent.first_sent_s is None:
                 continue
             repeats = not sent.call.changes or sent.is_stamped
-            # the log may forget its stamp soon
+            # the log may soon forget its stamp
             is_late = sent.is_stamped and now_s - sent.first_sent_s > GIVE_UP_S_MAX
             if is_futile or is_late or not (repeats or sent.is_known_to(self.welcome)):
                 self._fail_sent(number, sent)
 
     def _fail_all(self, error: StreamingNodeError) -> None:
-        """Fail everything: the connection is gone for good."""
+        """Fail all requests: the link has stopped waiting for a connection."""
         for number, sent in list(self._sent.items()):
             if sent.call.changes and sent.first_sent_s is not None:
                 self._fail_sent(number, sent, f": {error.happened}")
@@ -566,7 +583,7 @@ class Link:
                 sent.fail(error)
 
     def _fail_sent(self, number: int, sent: _Sent, why: str = "") -> None:
-        """Fail what was sent and is not answered."""
+        """Fail a request that was sent and not answered."""
         lost = f"the connection to {self.address} was lost before {sent.call.name} was answered"
         if sent.call.changes:
             sent.fail(Indeterminate(lost + why))
@@ -575,7 +592,7 @@ class Link:
             sent.fail(Unreachable(f"{lost}{why} — see the log of the node for why"))
 
     def _end_streams(self) -> None:
-        """End all streams; their readers open others."""
+        """End all streams; their readers open new ones."""
         streams = self._streams
         self._streams = {}
         for on_frame in streams.values():

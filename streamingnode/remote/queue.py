@@ -1,5 +1,5 @@
-"""`node.mq` and `node.channels` of a client: what `MessageQueue` and `ChannelService` have, over
-its connection.
+"""`node.mq` and `node.channels` of a client: the methods of `MessageQueue` and `ChannelService` as
+calls over its connection.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,12 +13,14 @@ from wal.rocksmq.contract import ACK_TIMEOUT_S, ITERATED_PART, Consumer
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage, bodies_of
 
 TRUSTED_S = 0.1
-"""An iterating consumer relies so long on its node's answer which messages it still holds."""
+"""How long an iterating consumer relies on the node's last reply about the messages that it still
+holds, in seconds.
+"""
 
 
 class RemoteCalls:
-    """Has a method for each call of the table whose name begins with a prefix: the node makes
-    it.
+    """Has a method for each call of the table whose name begins with a prefix; the method makes
+    that call at the node.
     """
 
     def __init__(self, prefix: str, call_of: Callable[..., Awaitable[Any]]) -> None:
@@ -32,11 +34,11 @@ class RemoteCalls:
 
 
 class RemoteQueue(RemoteCalls):
-    """The topics of a node of another process; see `MessageQueue`.
+    """The topics of a node in another process; see `MessageQueue`.
 
-    Calls are answered over as many connections as it takes. `Indeterminate` is raised for a change
-    whose node was started anew before it was answered. Consumers live on: what they held goes to
-    whoever asks first. So does what `consume` returned.
+    Calls reconnect as needed. A change raises `Indeterminate` when the node restarts before it
+    answers. Consumers survive a restart of the node, but the messages they held go to the first
+    consumer that asks. The same is true for messages returned by `consume`.
     """
 
     def __init__(self, call_of: Callable[..., Awaitable[Any]], number: Callable[[], int]) -> None:
@@ -46,7 +48,8 @@ class RemoteQueue(RemoteCalls):
     async def produce(self, topic: str, messages: Sequence[ProducerMessage | bytes]) -> range:
         """See `MessageQueue.produce`; up to 8 MiB in one call."""
         bodies_of(messages)
-        # A call takes lists and dicts, a queue any sequence and mapping.
+        # The call encodes lists and dicts only; the queue's interface takes any sequence and
+        # mapping.
         sent = [
             m if isinstance(m, bytes) else ProducerMessage(m.payload, dict(m.properties or {}))
             for m in messages

@@ -1,9 +1,10 @@
-"""Room for what clients send: one budget in bytes for all connections of a node. On the event loop.
+"""Memory for the data that clients send: one budget in bytes for all connections of a node. Lives
+on the event loop.
 
-Held are frames that are not whole yet, arguments of calls that have not ended, and frames of writes
-without an answer. A connection that needs more than there is does not read on until it has that: so
-its client waits. Frames that are not whole leave a quarter to what is: they may wait for each
-other, while calls and writes end by themselves.
+The budget holds incomplete frames, arguments of open calls, and unanswered frames of writes. A
+connection that needs more than is free stops reading until it gets it: back-pressure for its
+client. Incomplete frames may use three quarters of the budget. They can wait for each other, while
+calls and writes end by themselves.
 """
 
 import asyncio
@@ -11,60 +12,64 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 CLIENTS_BYTES_MAX = 256 << 20
-"""What all connections of a node hold at most, besides 64 KiB that each receives at a time."""
+"""The budget of all connections of a node. Each connection has 64 KiB more for receiving."""
 SENT_BYTES_MAX = 512 << 20
-"""What waits for all clients to read it, besides one part of a long answer for each."""
+"""Limit for data that is sent and not yet read by clients. Each client may have one part of a long
+reply more.
+"""
 
 
 def sent_bytes_each(connections: int) -> int:
-    """Return what may wait for one of so many clients; the same up to the next power of two."""
+    """Return the limit for unread data of one of so many clients. The limit changes only at powers
+    of two.
+    """
     return SENT_BYTES_MAX >> connections.bit_length()
 
 
 class Room:
-    """At most `bytes_max` bytes, given out first come, first served."""
+    """A budget of `bytes_max` bytes, assigned first come, first served."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.held_bytes = 0
         self._waiting = OrderedDict["Share", float]()
-        """Since when each waits, by the loop's clock; the first has waited longest."""
+        """The start of each wait, by the loop's clock, longest wait first."""
 
     @property
     def frames_bytes_max(self) -> int:
-        """What is held when a frame may begin, that frame included."""
+        """The limit up to which frames may be received: `held_bytes` including the frame."""
         return self.bytes_max // 4 * 3
 
     @property
     def longest_wait_s(self) -> float:
-        """How long the first has waited who waits; 0 where nobody does."""
+        """The longest current wait; 0 when no connection waits."""
         since = next(iter(self._waiting.values()), None)
         return 0.0 if since is None else asyncio.get_running_loop().time() - since
 
     def has_waiting(self, share: "Share") -> bool:
-        """Whether a connection waits for room."""
+        """Whether a connection waits for memory."""
         return share in self._waiting
 
     def fits(self, missing_bytes: int) -> bool:
-        """Whether a connection may read on that holds so many bytes too little for its frames."""
+        """Whether a connection may continue to read when its frames need so many more bytes."""
         limit = self.frames_bytes_max if missing_bytes else self.bytes_max
         return self.held_bytes + missing_bytes <= limit
 
     def wait(self, share: "Share") -> None:
-        """Let a connection in when it is its turn; it keeps its place."""
+        """Add a connection to the queue; one that already waits keeps its place."""
         self._waiting.setdefault(share, asyncio.get_running_loop().time())
 
     def leave(self, share: "Share") -> None:
-        """Have a connection wait no more, and let in who fits now."""
+        """Remove a connection from the queue and admit the ones that fit now."""
         self._waiting.pop(share, None)
         self.let_in()
 
     def is_next(self, share: "Share") -> bool:
-        """Whether nobody waits before this one."""
+        """Whether no other connection waits before this one."""
         return next(iter(self._waiting), share) is share
 
     def let_in(self) -> None:
-        """Have those read on who fit now."""
+        """Admit waiting connections, in order, while they fit."""
         while self._waiting:
             share = next(iter(self._waiting))
             if not self.fits(share.missing_bytes):
@@ -74,38 +79,40 @@ class Room:
 
 
 class Share:
-    """What one connection holds; `on_room` is called when one that had to wait may read on."""
+    """The memory that one connection holds; `on_room` is called when it may continue to read after
+    a wait.
+    """
 
     def __init__(self, room: Room, on_room: Callable[[], None]) -> None:
         self._room = room
         self._on_room = on_room
         self._needed_bytes = 0
         self.frames_bytes = 0
-        """For frames that are not whole."""
+        """Memory for incomplete frames."""
         self.calls_bytes = 0
-        """Arguments of calls that have not ended."""
+        """Memory for arguments of open calls."""
         self.writes_bytes = 0
-        """Frames of writes without an answer."""
+        """Memory for unanswered frames of writes."""
 
     @property
     def missing_bytes(self) -> int:
-        """What is still needed for frames that are not whole."""
+        """The memory that incomplete frames still need."""
         return self._needed_bytes - self.frames_bytes
 
     @property
     def refusable_bytes(self) -> int:
-        """What may be held without end, as the client likes: all but writes."""
+        """The memory that a client may hold without end: all but writes."""
         return self.frames_bytes + self.calls_bytes
 
     @property
     def is_waiting(self) -> bool:
-        """Whether its connection waits for room."""
+        """Whether its connection waits for memory."""
         return self._room.has_waiting(self)
 
     def need(self, frames_bytes: int) -> bool:
-        """Hold so many bytes for frames that are not whole, more or less than before.
+        """Hold so many bytes for incomplete frames; the number may rise or fall.
 
-        Returns False when the connection may not read on: it has to wait until `on_room` is called.
+        Returns False when the connection must stop reading until `on_room` is called.
         """
         self._needed_bytes = frames_bytes
         if self.missing_bytes < 0:
@@ -118,23 +125,25 @@ class Share:
         return False
 
     def let_in(self) -> None:
-        """Hold what is missing, and have the connection read on."""
+        """Hold the missing bytes, and let the connection continue to read."""
         self._hold_frames()
         self._on_room()
 
     def hold_call(self, size_bytes: int) -> None:
-        """Hold the arguments of a call; with a negative number no longer."""
+        """Hold the arguments of a call; a negative number releases them."""
         self.calls_bytes += size_bytes
         self._changed(size_bytes)
 
     def hold_writes(self, size_bytes: int) -> None:
-        """Hold a frame of writes; with a negative number no longer."""
+        """Hold a frame of writes; a negative number releases it."""
         self.writes_bytes += size_bytes
         self._changed(size_bytes)
 
     def close(self) -> None:
-        """Hold nothing for frames, and wait no longer; calls and writes give back their own."""
-        self._on_room = _nobody
+        """Release the memory of frames and stop waiting. Calls and writes release theirs when they
+        end.
+        """
+        self._on_room = _ignore
         self._needed_bytes = 0
         self._hold_frames()
         self._room.leave(self)
@@ -150,5 +159,5 @@ class Share:
             self._room.let_in()
 
 
-def _nobody() -> None:
-    """Take the place of who is gone."""
+def _ignore() -> None:
+    """Do nothing, in place of the callback of a closed connection."""

@@ -1,5 +1,5 @@
-"""The server's side of connections: who is connected to a node, what they may do and have under
-way, and the end of it.
+"""The server's side of connections: the clients of a node, their rights, their calls and streams,
+and how each connection ends.
 """
 
 import asyncio
@@ -43,52 +43,54 @@ from wal.wire_types import VERSIONS, Hello, Welcome, WireError, decode, encode
 _log = event_log(__name__)
 
 ADDRESS_SHARE = 4
-"""One address may have so small a part of the connections there may be."""
+"""One address may have at most this fraction (1/4) of all connections."""
 
 CALLS_MAX = 1_024
-"""Calls and streams that one connection may have under way; further ones are refused."""
+"""The calls and streams that one connection may have open; further ones are refused."""
 CALLS_BYTES_MAX = 32 << 20
-"""What the arguments of the calls of one connection may hold."""
+"""Limit for the arguments of all open calls of one connection."""
 CATALOG_NUMBERS = 1 << 63
 EVERYTHING = "*"
-"""The right to what is not of one collection."""
+"""The right to everything that does not belong to one collection."""
 PARTS_BYTES_MAX = 16 << 20
-"""Long requests of one connection that are not whole yet."""
+"""Limit for the incomplete long requests of one connection."""
 
 Authenticate = Callable[[Hello, Connection], Rights]
-"""Say what who connects may do. Raises `Unauthenticated`."""
+"""Returns the rights of a client that connects. Raises `Unauthenticated`."""
 HELLO_S_MAX = 10.0
-"""How long a connection may take to say who it is."""
+"""How long a connection may take to send its hello."""
 ROOM_S_MAX = 5.0
-"""How long a connection waits for room before the one that holds most is ended."""
+"""How long a connection waits for memory before the server ends the connection that holds most."""
 SETTLE_S_MAX = 5.0
-"""How long a client that connects again waits for its calls of before; then it is refused."""
+"""How long a reconnecting client waits for the calls of its previous connection; then it is
+refused.
+"""
 LOOK_PAUSE_S = 0.02
-"""Between two looks for collections that clients are to hear of, or whether they still wait for
-answers.
+"""Interval between checks of the catalog for changes, and, while draining, of the clients for open
+requests.
 """
 SILENT_S_MAX = 60.0
 SILENCE_LOOK_S = 5.0
-"""A client says something every few seconds; one that does not is gone, and looked for now and
-then.
+"""A client sends something every few seconds. The server checks every `SILENCE_LOOK_S` and ends
+connections that were silent for `SILENT_S_MAX`.
 """
 
 
 class Stream(msgspec.Struct, eq=False):
-    """One reader of a client, and how many bytes it may still be sent."""
+    """One reader of a client; `credit_bytes` may still be sent to it."""
 
     reading: EmbeddedReading
     credit_bytes: int
     granted: Signal = msgspec.field(default_factory=Signal)
 
     async def wait(self) -> None:
-        """Return once there is any credit left: the last batch may exceed it."""
+        """Wait until any credit is left; the last batch may exceed it."""
         while self.credit_bytes <= 0:
             await self.granted.wait()
 
 
 class Session:
-    """One client's connection, and all that it has under way. `server` is where it is counted among
+    """One client's connection with its calls, streams and writes. `server` counts it among the
     others.
     """
 
@@ -110,20 +112,22 @@ class Session:
         self.host = ""
         self.began_at = self._loop.time()
         self.rights: Rights | None = None
-        """None before the hello; so there are no writes."""
+        """None before the hello; `_writes`, `_changes` and `_hello` do not exist until then."""
         self._writes: ClientWrites
         self._changes: ClientChanges
         self._hello: Hello
         self.ended: asyncio.Task[None] | None = None
-        """Of a connection that is lost: done when none of its calls can have an effect any more."""
+        """Set once the connection is lost; done when no call of it can have an effect any more,
+        except its changes.
+        """
         self._before: asyncio.Task[None] | None = None
-        """The same of the connection that this one replaces."""
+        """The `ended` task of the connection that this one replaces."""
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, Stream] = {}
         self._topics = ClientTopics(self._backend.mq)
-        self._told: tuple[Catalog, int] | None = None
-        """The catalog, and the version of it, that the client knows."""
-        self._telling = asyncio.Lock()
+        self._sent_catalog: tuple[Catalog, int] | None = None
+        """The catalog and its version that were last sent to the client."""
+        self._catalog_lock = asyncio.Lock()
         self._catalog_numbers = count(CATALOG_NUMBERS)
 
     # --- frames -----------------------------------------------------------------------------------
@@ -131,10 +135,11 @@ class Session:
     def _made(self) -> None:
         sessions = self._server.sessions
         connections_max = self._server.connections_max
-        sessions.add(self)  # now and not before: a handshake of TLS that fails makes no connection
+        sessions.add(self)  # only now: a failed TLS handshake makes no connection
         self._server.share_out(self)
         peer = self.connection.peer("peername")
-        self.host = str(peer[0]) if isinstance(peer, tuple) else ""  # none at the node's own socket
+        # the node's own socket has no address
+        self.host = str(peer[0]) if isinstance(peer, tuple) else ""
         of_host = sum(session.host == self.host for session in sessions) if self.host else 0
         self._is_one_too_many = (
             len(sessions) > connections_max or of_host * ADDRESS_SHARE > connections_max
@@ -162,7 +167,7 @@ class Session:
             case FrameKind.HELLO:
                 raise ProtocolError("a second hello")
             case _:
-                pass  # of a later version; the length was checked, and the frame is skipped
+                pass  # a kind of a later version; its length is checked, so the frame is skipped
 
     def _on_hello(self, frame: Frame) -> None:
         if self.rights is not None:
@@ -172,10 +177,10 @@ class Session:
         hello: Hello = frame.value(Hello)
         versions = set(VERSIONS).intersection(hello.versions)
         try:
-            # told now: what is sent to who has not been heard is lost with the connection
+            # Refuse only now: a connection that closes with an unread hello would lose the reply.
             if self._is_one_too_many:
                 raise Overloaded(
-                    "the node has as many connections as it takes — close some, or try again later"
+                    "the node is at its limit of connections — close some, or try again later"
                 )
             if not versions:
                 raise ProtocolError(
@@ -183,7 +188,7 @@ class Session:
                     "— update the older one"
                 )
             if not CLIENT_PRODUCER_IDS <= hello.client_id < 1 << 63:
-                raise ProtocolError(f"{hello.client_id} is no client id")
+                raise ProtocolError(f"client id {hello.client_id} is out of range")
             rights = self._authenticate(hello, self.connection)
             before = self._server.clients.get(hello.client_id)
             if before is not None:
@@ -210,16 +215,16 @@ class Session:
         self._shared.work(self._welcome_later(max(versions)))
 
     def check_next(self, hello: Hello, rights: Rights) -> None:
-        """Raise unless this is a later hello of the client that this session is of."""
+        """Raise unless this is a later hello of this session's client."""
         if rights != self.rights:
             raise AccessDenied(
-                "this client id is in use by one with another token — connect with an id of your "
-                "own"
+                "another client with a different token uses this client id — connect with an id of "
+                "your own"
             )
         if 0 < hello.connection <= self._hello.connection:
             raise ProtocolError(
-                f"the hello of connection {hello.connection} came after that of connection "
-                f"{self._hello.connection} — say it over a new connection"
+                f"the hello of connection {hello.connection} arrived after that of connection "
+                f"{self._hello.connection} — send it over a new connection"
             )
 
     def _welcome(self, version: int) -> None:
@@ -233,20 +238,20 @@ class Session:
         self._shared.work(self.send_catalog())
 
     async def _welcome_later(self, version: int) -> None:
-        """Welcome the client once the calls of its connection before have ended, but for changes.
+        """Welcome the client once the calls of its previous connection have ended, except changes.
 
-        It sends again what was not answered, and goes on: an older call that took place after that
-        would undo what it did since. Changes go on under their numbers: those that it does not wait
-        for any more it cancels first.
+        The client repeats its unanswered calls and then makes new ones. An old call that ran later
+        would undo the effect of newer ones. Changes continue under their numbers; the client first
+        cancels those that it no longer waits for.
         """
-        assert self._before is not None, "it was asked to end"
+        assert self._before is not None, "called only for a reconnecting client"
         await asyncio.wait([self._before], timeout=SETTLE_S_MAX)
         if not self.connection.is_open:
             return
         if self._before.done():
             self._welcome(version)
             return
-        why = "calls of this client's last connection have not ended yet — connect again"
+        why = "calls of this client's previous connection have not ended yet — connect again"
         self._refuse(0, Overloaded(why))
         self.connection.close()
 
@@ -255,20 +260,21 @@ class Session:
         limit_s = HELLO_S_MAX if self.rights is None else SILENT_S_MAX
         since = self.began_at if self.rights is None else self.connection.received_at
         if self.connection.share.is_waiting:
-            self.connection.send(FrameKind.PONG)  # a sign of life: no ping is read meanwhile
+            # a sign of life: pings are not read while the connection waits for memory
+            self.connection.send(FrameKind.PONG)
         elif self._loop.time() - since > limit_s:
-            raise ProtocolError(f"nothing came for {limit_s:g} s")
+            raise ProtocolError(f"received nothing for {limit_s:g} s")
         if self.rights is not None:
             self.rights.check_time()
 
     async def send_catalog(self) -> None:
-        """Tell the client which collections there are."""
-        async with self._telling:  # an older one must not come last
+        """Send the client the current collections, unless it has them."""
+        async with self._catalog_lock:  # so that an older catalog cannot overtake a newer one
             catalog = self._backend.catalog
-            if self._told == (catalog, catalog.version):
+            if self._sent_catalog == (catalog, catalog.version):
                 return
-            self._told = catalog, catalog.version
-            # a number that no client gives: parts of long frames are told by it
+            self._sent_catalog = catalog, catalog.version
+            # identifies the parts of a long catalog; clients use lower numbers
             number = next(self._catalog_numbers)
             await self.connection.send_long(
                 FrameKind.CATALOG, number, encode(catalog.collections())
@@ -276,13 +282,13 @@ class Session:
 
     @property
     def name(self) -> str:
-        """What the client is called; nothing before its hello."""
+        """The client's name; empty before its hello."""
         return "" if self.rights is None else self.rights.name
 
     @property
     def is_busy(self) -> bool:
-        """Whether the client waits for calls or writes; streams have no end, nor has who waits for
-        messages of a topic.
+        """Whether the client waits for calls or writes. Streams do not count, nor do calls that
+        wait for messages of a topic: they have no end.
         """
         endless = self._streams.keys() | self._topics.waiting
         if self._calls.keys() - endless:
@@ -290,8 +296,8 @@ class Session:
         return self.rights is not None and (self._writes.is_busy or self._changes.under_way > 0)
 
     def lost(self, error: Exception | None) -> None:
-        """End what the client has under way, but for its changes and writes. Idempotent; see
-        `ended`.
+        """End the calls and streams of a lost connection; its changes and writes go on. Idempotent;
+        see `ended`.
         """
         if self.ended is not None:
             return
@@ -307,7 +313,7 @@ class Session:
         self.ended = self._shared.work(self._end())
 
     async def _end(self) -> None:
-        """Return when the calls of this connection and of those before it have ended, but for
+        """Return when the calls of this connection and of the ones before it have ended, except
         changes.
         """
         await self._topics.close()
@@ -350,14 +356,16 @@ class Session:
         task.add_done_callback(lambda _: share.hold_call(-size_bytes))
 
     async def _answer_once(self, number: int, make: Callable[[], Awaitable[Reply]]) -> None:
-        """Make a call and send its reply over this connection, or to nobody."""
+        """Make a call and send its reply over this connection; the reply is dropped when the
+        connection is lost.
+        """
         reply = await make()
         with suppress(StreamingNodeError):
             await self._reply(number, reply)
 
     async def _reply(self, number: int, reply: Reply) -> None:
-        """Send a reply, after the collections as they are now: who made a change, or asks for a
-        tick after one, finds it made.
+        """Send a reply, preceded by the current collections: a client that has changed them, or
+        asks for a tick after a change, then has the change in its catalog.
         """
         if reply.error is not None:
             self.connection.send(FrameKind.ERROR, number, reply.error)
@@ -370,14 +378,14 @@ class Session:
         try:
             if (call := calls.CALLS.get(name)) is None:
                 raise InvalidArgument(
-                    f"the node knows no call {name[:80]!r} — update the older of node and client"
+                    f"the node has no call {name[:80]!r} — update the older of node and client"
                 )
             request = decode(payload, call.request)
-            payload = b""  # or a stream would hold it as long as it is open
+            payload = b""  # otherwise a stream would keep it in memory while it is open
             reply = await self._call(number, call, request)
             encoded = await in_thread(encode, reply) if call.reply is pa.Table else encode(reply)
             return Reply(encoded)
-        except Exception as error:  # noqa: BLE001 - a task's border: the error is the caller's
+        except Exception as error:  # noqa: BLE001 - a task's border: the error goes to the caller
             if not isinstance(error, StreamingNodeError):
                 _log.exception("call_failed", call=name[:80])
             return Reply(error=WireError.of(error))
@@ -389,13 +397,13 @@ class Session:
         rights = self._writes.rights
         outcome = "done"
         try:
-            # a tick is no secret: a write of no rows is told one, too
+            # a tick needs no right: a write of no rows returns one, too
             if call.name != "consistent_tick":
                 rights.check(
                     call.access, EVERYTHING if is_audited and not collection else collection
                 )
-            # A reader may be of several collections: whoever moves or removes it needs the right to
-            # each.
+            # A reader may read several collections: moving or deleting it needs the right to each
+            # of them.
             for reader in (
                 await self._backend.named_readers()
                 if call.name in {"seek_reader", "delete_reader"}
@@ -427,7 +435,7 @@ class Session:
         for each in (EVERYTHING,) if names is None else set(names):
             self._writes.rights.check(call.access, each)
         if call.name.startswith(calls.TOPICS):
-            return self._seen(
+            return self._visible(
                 await self._topics.call(number, call.name.removeprefix(calls.TOPICS), arguments)
             )
         if isinstance(definition := arguments.get("definition"), Definition):
@@ -443,10 +451,10 @@ class Session:
         of: object = (
             self._backend.channels if call.name.startswith(calls.CHANNELS) else self._backend
         )
-        return self._seen(await getattr(of, call.name.removeprefix(calls.CHANNELS))(**arguments))
+        return self._visible(await getattr(of, call.name.removeprefix(calls.CHANNELS))(**arguments))
 
-    def _seen(self, reply: Any) -> Any:
-        """Return a reply without what it tells of collections and topics that the client has no
+    def _visible(self, reply: Any) -> Any:
+        """Return a reply without the parts about collections and topics that the client has no
         right to.
         """
         rights = self._writes.rights
@@ -455,8 +463,8 @@ class Session:
             return reply
         match reply:
             case NodeStatistics():
-                return msgspec.structs.replace(reply, topics=self._seen(reply.topics))
-            case dict():  # of topics
+                return msgspec.structs.replace(reply, topics=self._visible(reply.topics))
+            case dict():  # keyed by topic
                 return {name: each for name, each in reply.items() if name in own}
             case [ReaderInfo() | TransactionInfo(), *_]:
                 return tuple([each for each in reply if own.issuperset(each.collections)])
@@ -464,7 +472,7 @@ class Session:
                 return reply
 
     def refuse(self, error: StreamingNodeError) -> None:
-        """End the connection because of an error, which the client is told."""
+        """Send the client an error and end the connection."""
         self._refuse(0, error)
         self.connection.abort(error)
 
@@ -481,8 +489,8 @@ class Session:
     # --- streams ----------------------------------------------------------------------------------
 
     async def _read(self, number: int, call: calls.ReadCall) -> NoReturn:
-        """Send what a reader gets until it ends, as far as its credit goes; closed by the client,
-        or with the connection.
+        """Send a reader its batches, within its credit, until the client closes the stream or the
+        connection ends.
         """
         ids = call.collections if isinstance(call.collections, tuple) else (call.collections,)
         infos = tuple(self._backend.catalog.collection(each) for each in dict.fromkeys(ids))
@@ -502,7 +510,7 @@ class Session:
                 FrameKind.OPENED, number, calls.Opened(*reading.start, *reading.place)
             )
             while True:
-                await stream.wait()  # and hold nothing of the log meanwhile
+                await stream.wait()  # holds no part of the log while it waits
                 batch = await reading.next_batch()
                 payload = encode_batch(batch, reading.vchannels)
                 stream.credit_bytes -= sum(map(len, payload))
@@ -514,14 +522,12 @@ class Session:
     async def _ack(self, call: calls.AckCall) -> None:
         stream = self._streams.get(call.stream)
         if stream is None or not stream.reading.place.position:
-            raise InvalidArgument("no named reader is open here — open it again")
+            raise InvalidArgument("this stream has no open named reader — open it again")
         await stream.reading.ack(call.position, call.tick)
 
 
 class Server:
-    """Takes connections for one open node, which outlives it. On the event loop; `close` comes
-    before the node's end.
-    """
+    """Accepts connections for one open node. Lives on the event loop; close it before the node."""
 
     def __init__(self, backend: EmbeddedBackend, *, connections_max: int) -> None:
         self.shared = Shared(backend)
@@ -529,22 +535,22 @@ class Server:
         self.audit = Audit()
         self.sessions: set[Session] = set()
         self.room = Room(CLIENTS_BYTES_MAX)
-        """For what all of them send."""
+        """Memory for everything that clients send."""
         self._sent_bytes_each = 0
         self.clients: dict[int, Session] = {}
-        """The last session of each, by its id, until its calls have ended."""
+        """The last session of each client, by client id, until its calls have ended."""
         self.changes = Changes(self.shared.work)
         self._listeners: list[asyncio.AbstractServer] = []
         self._watching = Supervisor(
             lambda failure: _log.error("server_task_failed", error=repr(failure))
         )
-        self._watching.spawn(self._tell_catalog())
+        self._watching.spawn(self._announce_catalog())
         self._watching.spawn(self._drop_silent())
 
     async def listen_tcp(
         self, host: str, port: int, authenticate: Authenticate, tls: ssl.SSLContext | None
     ) -> int:
-        """Take connections at an address; return the port. Raises `OSError`."""
+        """Accept connections at an address; return the port. Raises `OSError`."""
         loop = asyncio.get_running_loop()
         connected = partial(self.connected, authenticate)
         patience_s = None if tls is None else HELLO_S_MAX
@@ -556,7 +562,7 @@ class Server:
         return int(listener.sockets[0].getsockname()[1])
 
     def end_unless(self, is_valid: Callable[[Rights], bool]) -> int:
-        """End the connections of clients whose rights are not valid any more; return how many."""
+        """End the connections of clients whose rights are no longer valid; return how many."""
         ended = 0
         for session in list(self.sessions):
             if session.rights is not None and not is_valid(session.rights):
@@ -567,17 +573,17 @@ class Server:
         return ended
 
     async def drain(self, grace_s: float) -> None:
-        """Take no more connections, tell clients to leave, and let what they have under way end for
-        a while.
+        """Accept no more connections, ask clients to leave, and wait up to `grace_s` for their
+        calls and writes.
         """
         for listener in self._listeners:
             stop_accepting(listener)
         for session in self.sessions:
             session.connection.send(FrameKind.LEAVING)
         with anyio.move_on_after(grace_s if self.sessions else 0):
-            # what clients sent before they heard of it is on its way
+            # requests that clients sent before they read this are still on their way
             await asyncio.sleep(LOOK_PAUSE_S)
-            # a session is busy with many things, which have no one event
+            # many things make a session busy, and there is no single event for them
             while any(session.is_busy for session in self.sessions):  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_PAUSE_S)
 
@@ -599,13 +605,13 @@ class Server:
     def connected(
         self, authenticate: Authenticate = lambda hello, _: Rights(hello.name[:128] or "local")
     ) -> Connection:
-        """Take a connection, by default from who may open the node's directory, too."""
+        """Return the protocol of a new connection. The default grants all rights, for clients that
+        may open the node's directory anyway.
+        """
         return Session(self, authenticate).connection
 
     def share_out(self, new: Session | None = None) -> None:
-        """Bound what waits for clients to read it by how many there are; a `new` one has no bound
-        yet.
-        """
+        """Divide the memory for unsent data among the connections. A `new` one has no bound yet."""
         each_bytes = sent_bytes_each(len(self.sessions))
         if each_bytes != self._sent_bytes_each:
             self._sent_bytes_each = each_bytes
@@ -614,14 +620,16 @@ class Server:
         elif new is not None:
             new.connection.bound_sent(each_bytes)
 
-    async def _tell_catalog(self) -> None:
-        """Tell clients what has changed of the collections, by looking: a reader would cost every
-        append something.
+    async def _announce_catalog(self) -> None:
+        """Send clients each change of the collections. Polls the catalog: a reader would slow down
+        every append.
         """
-        told: object = None
+        announced: object = None
         while True:
-            if told != (now := (self.shared.backend.catalog, self.shared.backend.catalog.version)):
-                told = now
+            if announced != (
+                now := (self.shared.backend.catalog, self.shared.backend.catalog.version)
+            ):
+                announced = now
                 for session in [each for each in self.sessions if each.connection.has_agreed]:
                     self.shared.work(session.send_catalog())
             await asyncio.sleep(LOOK_PAUSE_S)
@@ -632,7 +640,9 @@ class Server:
             self.look()
 
     def look(self) -> None:
-        """End connections that are silent or whose token has expired; make room for who waits."""
+        """End connections that are silent or whose token has expired. Free memory when a connection
+        has waited too long for it.
+        """
         for session in list(self.sessions):
             try:
                 session.check_alive()
@@ -644,13 +654,15 @@ class Server:
             self._make_room()
 
     def _make_room(self) -> None:
-        """End the connection that holds most, unless most is writes, which end by themselves."""
+        """End the connection that holds most, unless writes hold most of the memory: they end by
+        themselves.
+        """
         refusable = {each: each.connection.share.refusable_bytes for each in self.sessions}
         if 2 * sum(refusable.values()) < self.room.bytes_max:
             return
         why = (
-            f"of {self.room.bytes_max} bytes that clients may have under way this one has most, "
-            "and others wait — send less at a time"
+            f"clients share {self.room.bytes_max} bytes, this one holds the most, and others wait "
+            "— send less at a time"
         )
         most = max(refusable, key=refusable.__getitem__)
         self.audit.refused(Overloaded.code, most.name, most.host)

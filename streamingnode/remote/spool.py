@@ -1,11 +1,11 @@
-"""The spool of a client: its writes go to an outbox on the client's disk, and from there to the
-node, in order and once, whether the node is there or away.
+"""The spool of a client: its writes go to an outbox on the client's disk and from there to the
+node, in order and exactly once, even while the node is away.
 
-A node of the client's own, in a directory of its own, keeps them as messages of a topic. One task
-sends the oldest message; the next one follows when every write of it is in the log or is a dead
-letter. So what one caller wrote after the other takes place in that order. Each write has a
-sequence of the spool's own named producer, by which the node recognizes it after any crash of
-either side, however much later (ADR 0009).
+A local node in its own directory stores the writes as messages of a topic. One task sends the
+oldest message. The next one follows when every write of that message is in the log or is a dead
+letter, so the writes of one caller keep their order. Each write has a sequence of the spool's own
+named producer. By it the node recognizes the write after a crash of either side, however much later
+(ADR 0009).
 """
 
 import asyncio
@@ -57,8 +57,8 @@ _log = event_log(__name__)
 WRITES = "writes"
 KNOWN = "node"
 DEAD = WRITES + DEAD_SUFFIX
-"""Topics of the spool's own node: frames of writes, what is known of the node that they are for,
-and writes that it refused.
+"""Topics of the local node: frames of writes, the known state of the target node, and refused
+writes.
 """
 GROUP = "spool"
 CONFIG = NodeConfig(
@@ -67,49 +67,48 @@ CONFIG = NodeConfig(
     mq=MqOptions(page_bytes=1 << 20, retention_s=0),
 )
 PAUSE_S = 0.5
-"""Before a message is sent again that the node refuses for now."""
+"""Pause before a temporarily refused message is sent again."""
 INDEX_BITS = 10
 SALT_BITS = 21
-"""Of a sequence: the index of a write in its message, of `PACK_GROUPS_MAX` at most, and a number
-that each opening draws: two copies of a directory never use the same sequence. The bits above are
-the message's number.
+"""Bits of a sequence, from the lowest: the index of a write in its message, which has at most
+`PACK_GROUPS_MAX` writes; a random number of each opening, so that two copies of a directory never
+use the same sequence; and the number of the message.
 """
 MESSAGES_MAX = SEQUENCE_MAX >> (INDEX_BITS + SALT_BITS)
-"""That one directory may keep in its life: 4 billion, a month without a pause at the speed of a
-single writer.
+"""The number of messages that one directory may ever keep: 4 billion, a month of uninterrupted
+writes by a single writer.
 """
 SPOOLED = SpooledResult(MessageId, 0, 0, 0, 0, spooled=True)
 
 SpoolState = Literal["connected", "refused", "away", "closed"]
-"""Whether the node takes what is kept: it does, it refuses for now, there is no connection, or the
-client is closed.
+"""Whether the node accepts kept messages: yes, temporarily not, no connection, or the client is
+closed.
 """
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What a spool is opened with while its node is away; writes to `former` collections may be
-    kept.
+    """The stored state of the node, used to open a spool while the node is away. The outbox may
+    hold writes to `former` collections.
     """
 
     producer: str
-    """Its name at the node."""
+    """The name of the spool's producer at the node."""
     origin: int
-    """Ids of messages are above it."""
+    """All message ids are above this one."""
     welcome: Welcome
     collections: tuple[CollectionInfo, ...]
     former: tuple[CollectionInfo, ...] = ()
     epoch: int = 0
-    """That the producer was last opened with from this directory."""
+    """The epoch that the producer was last opened with from this directory."""
 
 
 def dead_letters(
     writes: WireWrites, payload: memoryview, refused: dict[int, StreamingNodeError], known: Known
 ) -> Iterator[tuple[bytes, dict[str, str], StreamingNodeError]]:
-    """Yield the rows or keys of each refused write for each of its collections, what they are, and
-    the refusal.
+    """Yield a dead letter for each refused write and each of its targets: its rows or keys, their
+    properties, and the error.
 
-    A body is an Arrow IPC stream; where nothing is known of the collection, its bytes as they were
-    to be sent.
+    A body is an Arrow IPC stream, or for an unknown collection the bytes that the frame has for it.
     """
     infos = {(each.id, each.schema_version): each for each in (*known.former, *known.collections)}
     lanes = list[tuple[Lane | memoryview, dict[str, str]]]()
@@ -147,7 +146,9 @@ def dead_letters(
 
 
 class SpoolingBackend(RemoteBackend):
-    """A node of another process that gets writes without a name from an outbox; see `Backend`."""
+    """A node in another process that gets writes without a named producer from an outbox; see
+    `Backend`.
+    """
 
     def __init__(
         self,
@@ -167,40 +168,42 @@ class SpoolingBackend(RemoteBackend):
         self._kept: MessageQueue
         self._outbox: Packer
         self._next_id = 0
-        """The oldest message that is not done."""
+        """The id of the oldest message that is not done."""
         self._last_id = 0
-        """The newest message."""
+        """The id of the newest message."""
         self._first: ConsumerMessage | None = None
-        """The message `_next_id`, once it was read."""
+        """The message `_next_id`, once it is read."""
         self._salt = secrets.randbits(SALT_BITS)
         self._writes = 0
         self._bytes = 0
-        """Of the messages that are not done."""
+        """`_writes` and `_bytes` count the messages that are not done."""
         self._letters = 0
         self._letters_bytes = 0
         self._buried_id = 0
-        """The last message with dead letters, of which all are there: it and those before it are
+        """The last message whose dead letters are all stored: it and all earlier messages are
         done.
         """
         self._known: Known
         self._is_saved = False
-        """Whether the disk has what is known of the node now."""
+        """Whether the current `_known` state is on disk."""
         self._saving = asyncio.Lock()
         self._moved = Signal()
-        """Woken when the connection's state changes, and when a message is kept, done or
-        refused.
+        """Woken when the connection's state changes, the catalog arrives, or a message is kept,
+        done or refused.
         """
         self._refusal: Exception | None = None
-        """Why the oldest message could not be sent, if the node is there."""
+        """Why the oldest message could not be forwarded; None when the last attempt succeeded or
+        the connection is new.
+        """
         self._producer: ProducerRecord | None = None
         self._reached = 0
-        """The producer's last sequence in the log when it was opened, if it is ours: messages
-        before that one's are done.
+        """The producer's last sequence in the log when it was opened, 0 if another opening came
+        between. Messages before the one with this sequence are done.
         """
 
     async def open(self) -> None:
-        """Open the spool, then connect, which may come later when the node is known. Raises as
-        `open_node` does.
+        """Open the spool, then connect. A known node may be unreachable now; the connection is made
+        later. Raises the errors of `open_node` and `Link.open`.
         """
         self._own = await self._opening
         self._kept = self._own.mq
@@ -212,13 +215,15 @@ class SpoolingBackend(RemoteBackend):
         if known and self.link.state is not LinkState.READY:
             self.catalog = Catalog(known.collections)
         self._take_welcome()
-        # one message after the other: they are in the order of the calls
+        # one message at a time, in the order of the calls
         self._outbox = Packer(self._keep, self.pending.rows, in_flight_max=1)
         await self._save()
         self.link.on_state = self._on_state
 
     async def _look_at_kept(self) -> Known | None:
-        """Count what is in the outbox; return what is known of the node."""
+        """Count the messages in the outbox; return the stored state of the node, None for a new
+        spool.
+        """
         mq = self._kept
         for topic in (WRITES, KNOWN):
             await mq.create_topic(topic)
@@ -245,18 +250,18 @@ class SpoolingBackend(RemoteBackend):
             self._buried_id = int(last.properties["id"])
 
     def _count(self, message: ProducerMessage | ConsumerMessage, sign: int = 1) -> None:
-        # Not below 0: a message whose write failed may be there, uncounted.
+        # Not below 0: a message whose write failed may be stored but not counted.
         writes = sign * int(message.properties["writes"])
         self._writes = max(0, self._writes + writes)
         self._bytes = max(0, self._bytes + sign * len(message.payload))
 
     def work(self) -> Iterable[Coroutine[None, None, None]]:
-        """Return what runs in the background until the node closes."""
+        """Return the background tasks that run until the node closes."""
         return (*super().work(), self._forward())
 
     async def drain(self) -> None:
-        """Wait for writes that were begun, and while the node takes what is kept; the rest stays
-        for the next opening.
+        """Wait for writes that have begun, and for kept messages while the node accepts them; at
+        most `GRACE_S`. The rest stays for the next opening.
         """
         with anyio.move_on_after(GRACE_S):
             await self._outbox.drain()
@@ -265,14 +270,14 @@ class SpoolingBackend(RemoteBackend):
         await super().drain()
 
     async def close(self) -> None:
-        """Close the connection and the directory, whose content stays; idempotent."""
+        """Close the connection and the local node, which keeps its data; idempotent."""
         await super().close()
         if self._own is not None:
             await self._own.aclose()
 
     @property
     def state(self) -> SpoolState:
-        """Whether the node takes what is kept."""
+        """Whether the node accepts kept messages now."""
         if self.link.state is LinkState.CLOSED:
             return "closed"
         if self.link.state is not LinkState.READY or self.link.is_leaving:
@@ -281,7 +286,7 @@ class SpoolingBackend(RemoteBackend):
 
     @property
     def spool(self) -> SpoolStatistics:
-        """What is kept."""
+        """Statistics of the outbox."""
         now_ms = unix_ms()
         since_ms = now_ms if self._first is None else int(self._first.properties["at_ms"])
         return SpoolStatistics(
@@ -295,15 +300,15 @@ class SpoolingBackend(RemoteBackend):
         )
 
     async def statistics(self) -> NodeStatistics:
-        """As `Node.statistics`; does not wait for the outbox."""
-        told: NodeStatistics = await self.link.call_of("statistics")
-        return replace(told, spool=self.spool)
+        """See `Node.statistics`; does not wait for the outbox."""
+        reply: NodeStatistics = await self.link.call_of("statistics")
+        return replace(reply, spool=self.spool)
 
     # --- what is kept -----------------------------------------------------------------------------
 
     def append(self, group: AppendGroup) -> Awaitable[AppendResult]:
-        """Keep a group of rows without a name; append any other at the node, behind what is
-        kept.
+        """Store a group of rows without a named producer in the outbox; append any other group at
+        the node, after the kept messages.
         """
         if group.pieces and group.producer is None:
             return self._outbox.append(group)
@@ -318,25 +323,27 @@ class SpoolingBackend(RemoteBackend):
         return await self.link.call_of(name, *arguments, **options)
 
     async def _forwarded(self) -> None:
-        """Return when everything that is kept now is in the log or a dead letter.
+        """Return when every message kept before this call is in the log or a dead letter.
 
-        Raises as `Link.wait_ready` does, and `Overloaded` while the node refuses the oldest.
+        Raises the errors of `Link.wait_ready`, and `Overloaded` while the node refuses the oldest
+        message.
         """
         last_id = self._last_id
         while self._next_id <= last_id:
             await self.link.wait_ready()
             if self._refusal is not None:
                 raise Overloaded(
-                    f"what was written before waits in the spool {self._path}: {self._refusal}"
+                    f"earlier writes wait in the spool {self._path}: {self._refusal}"
                 ) from self._refusal
             await self._moved.wait()
 
     async def _keep(self, pack: Pack) -> None:
-        """Keep the writes of a pack in one message, durably; waits for room while the node makes
-        some.
+        """Store the writes of a pack durably in one message; waits for space while the node accepts
+        messages.
         """
         while True:
-            await self._save()  # whatever becomes of its collection, what is kept can be read
+            # so that the message stays readable even if its collection is dropped
+            await self._save()
             pack.drop_cancelled()
             if not pack.groups:
                 return
@@ -350,7 +357,7 @@ class SpoolingBackend(RemoteBackend):
         await outlast(self._put(pack, ProducerMessage(b"".join(frame.parts), properties)))
 
     def _frame_of(self, pack: Pack) -> FrameOfWrites:
-        """Return the frame of a pack; its writes get other stamps when they are sent."""
+        """Return the frame of a pack; its writes get their final stamps when they are sent."""
         stamps = (ProducerStamp(0, FIRST_EPOCH, sequence) for sequence in count(1))
         bytes_max = self.config.wal.group_bytes_max // 2
         return frame_of(0, pack.groups, lambda _: next(stamps), settled=0, unit_bytes_max=bytes_max)
@@ -359,16 +366,18 @@ class SpoolingBackend(RemoteBackend):
         try:
             (self._last_id,) = await self._kept.produce(WRITES, [message])
             self._count(message)
-        finally:  # one whose write failed may be there
+        finally:  # a message whose write failed may be stored
             self._moved.wake()
         for group in pack.groups:
             group.settle(SPOOLED)
 
     def _has_room(self, size_bytes: int) -> bool:
-        """Whether a message fits; False while waiting makes room. Raises `Overloaded`."""
+        """Return whether a message fits; False when waiting will free space. Raises `Overloaded`
+        when it will not.
+        """
         if self._last_id - self._known.origin >= MESSAGES_MAX:
             raise Overloaded(
-                f"the spool {self._path} has kept {MESSAGES_MAX} messages, more it cannot number — "
+                f"the spool {self._path} has numbered {MESSAGES_MAX} messages, the limit — "
                 "connect with another directory when this one is empty"
             )
         free_bytes = max(0, self._bytes_max - self._bytes - self._letters_bytes)
@@ -388,11 +397,11 @@ class SpoolingBackend(RemoteBackend):
         self._moved.wake()
 
     async def _save(self) -> None:
-        """Bring what is known of the node to the disk, if there is news."""
+        """Store the state of the node, if it has changed."""
         async with self._saving:
             if self._is_saved:
                 return
-            self._is_saved = True  # news that come meanwhile unset it
+            self._is_saved = True  # a change during the write resets it
             old = self._known
             news = self.catalog.collections()
             former = [info for info in old.collections if info not in news]
@@ -407,13 +416,13 @@ class SpoolingBackend(RemoteBackend):
             )
             try:
                 ids = await self._kept.produce(KNOWN, [encode(self._known)])
-                await self._kept.seek(KNOWN, GROUP, ids[0])  # an opening finds the last one
+                await self._kept.seek(KNOWN, GROUP, ids[0])  # an opening reads the last message
             except BaseException:
                 self._is_saved = False
                 raise
 
     def _on_state(self, state: LinkState) -> None:
-        """Follow the connection."""
+        """Note a new state of the connection."""
         if state is LinkState.READY:
             self._refusal = None
         self._moved.wake()
@@ -421,7 +430,7 @@ class SpoolingBackend(RemoteBackend):
     # --- what is sent -----------------------------------------------------------------------------
 
     async def _forward(self) -> None:
-        """Send what is kept, the oldest message first, until cancelled."""
+        """Forward kept messages, oldest first, until cancelled."""
         while True:
             try:
                 await self._save()
@@ -434,7 +443,9 @@ class SpoolingBackend(RemoteBackend):
                 await asyncio.sleep(PAUSE_S)
 
     async def _forward_one(self) -> None:
-        """Be done with the oldest message, or return when there is something to look at again."""
+        """Forward the oldest message. Without one, or without a connection, wait for a change and
+        return.
+        """
         self._first = await self._kept.get_message(WRITES, self._next_id)
         if self._first is None or self.state in {"away", "closed"}:
             if self._is_saved:
@@ -454,19 +465,19 @@ class SpoolingBackend(RemoteBackend):
         self._moved.wake()
 
     async def _send_kept(self, message: ConsumerMessage) -> None:
-        """Return when each write of a message is in the log or a dead letter. Raises what the node
-        refuses with for now.
+        """Return when each write of a message is in the log or a dead letter. Raises the error of a
+        temporary refusal.
         """
         if self._producer is None:
             self._producer, reached = await self.open_producer(self._known.producer)
-            # one epoch more: nobody else has opened it meanwhile
+            # exactly one epoch later: nobody else has opened it in between
             self._reached = reached if self._producer.epoch == self._known.epoch + 1 else 0
             self._is_saved = False
             await self._save()
         number = message.message_id - self._known.origin
         sequence = (number << SALT_BITS | int(message.properties["salt"])) << INDEX_BITS
         if sequence + (1 << INDEX_BITS) <= self._reached:
-            return  # it was sent before the one that the log has
+            return  # the log has a later message, and messages are sent in order
         (frame,) = FrameReader(FRAME_BYTES_MAX).feed(PREFACE + message.payload)
         writes: WireWrites = frame.value(WireWrites)
         stamp = {"producer_id": self._producer.producer_id, "epoch": self._producer.epoch}
@@ -475,12 +486,12 @@ class SpoolingBackend(RemoteBackend):
             writes, groups=tuple([replace(each, sequence=own, **stamp) for own, each in stamped])
         )
         number = self.link.number()
-        told = [AppendGroup() for _ in writes.groups]
+        outcomes = [AppendGroup() for _ in writes.groups]
         parts = encode_frame(FrameKind.WRITES, number, writes, frame.payload)
-        sent = FrameOfWrites([Unit([each]) for each in told], parts, sum(map(len, parts)))
+        sent = FrameOfWrites([Unit([each]) for each in outcomes], parts, sum(map(len, parts)))
         await self.link.send_writes(number, sent)
         refused = dict[int, StreamingNodeError]()
-        for index, (group, each) in enumerate(zip(writes.groups, told, strict=True)):
+        for index, (group, each) in enumerate(zip(writes.groups, outcomes, strict=True)):
             error = each.outcome
             if isinstance(error, StreamingNodeError) and self._is_final(error, group.sequence):
                 refused[index] = error
@@ -488,12 +499,13 @@ class SpoolingBackend(RemoteBackend):
             await self._bury(message.message_id, writes, memoryview(frame.payload), refused)
 
     def _is_final(self, error: StreamingNodeError, sequence: int) -> bool:
-        """Whether the node refuses a write, which is no more in doubt. Raises the error when it may
-        be another one later.
+        """Return whether the error is a final refusal; False when the write is in the log. Raises
+        the error when a later attempt may end differently.
         """
         if isinstance(error, ProducerFenced):
-            self._producer = None  # deleted, or opened by who has a copy of the directory
-        # nobody knows any more whether it is there, unless it was the last
+            # the producer was deleted, or opened from a copy of the directory
+            self._producer = None
+        # the window has forgotten whether the write is in the log, unless it was the last one
         if isinstance(error, SequenceTooOld):
             return sequence != self._reached
         if not error.decides or error.retryable != "no":
@@ -507,8 +519,8 @@ class SpoolingBackend(RemoteBackend):
         payload: memoryview,
         refused: dict[int, StreamingNodeError],
     ) -> None:
-        """Produce the dead letters of a message; `left` of each says how many follow it, so an
-        opening after a crash knows whether all are there.
+        """Produce the dead letters of a message. `left` of each is the number of letters that
+        follow, so an opening after a crash can tell whether all are stored.
         """
         await self._kept.create_topic(DEAD)
         found = list(dead_letters(writes, payload, refused, self._known))

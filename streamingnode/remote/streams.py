@@ -1,5 +1,5 @@
-"""What a reader gets, as it crosses a connection: messages and packed rows as the log's entries
-have them. Pure.
+"""Encodes and decodes the batches of readers for a connection: messages and packed rows in the form
+of the log's entries. Pure.
 """
 
 import struct
@@ -24,22 +24,20 @@ from wal.headers import CommitTxnHeader, MessageType
 from wal.message import AnyMessage, Message, TransactionMessage
 
 _HEAD = struct.Struct("<QQI")
-"""confirmed tick, position to go on from, how many messages, transactions and packed rows there
-are.
-"""
+"""Confirmed tick, position to resume from, number of messages, transactions and packed rows."""
 _ITEM = struct.Struct("<II")
-"""bytes behind this, and of how many messages; 0 for packed rows, which are an entry."""
+"""Number of bytes that follow, and number of messages in them; 0 messages for packed rows, which
+are an entry.
+"""
 _PLACE = struct.Struct("<QQQQ")
-"""position, last-confirmed position, tick and term of a message."""
+"""Position, last-confirmed position, tick and term of a message."""
 assert _ITEM.size == CHECKSUM_END, (
-    "in place of what an entry's checksum does not cover: a frame has one of its own"
+    "it replaces the bytes that an entry's checksum does not cover: a frame has its own checksum"
 )
 
 
 def encode_batch(batch: ScanBatch, vchannels: Collection[str]) -> list[bytes | memoryview]:
-    """Return a batch in parts, of which payloads are not copied; of other vchannels no row is in
-    it.
-    """
+    """Return a batch as parts, without copying payloads; rows of other vchannels are left out."""
     parts: list[bytes | memoryview] = [
         _HEAD.pack(batch.confirmed_tick, batch.resume_position, len(batch.visible))
     ]
@@ -56,7 +54,7 @@ def encode_batch(batch: ScanBatch, vchannels: Collection[str]) -> list[bytes | m
 
 
 def decode_batch(data: memoryview, wal_name: str) -> ScanBatch:
-    """Return what was encoded, its payloads as views into it. Raises `ProtocolError`."""
+    """Return the decoded batch; its payloads are views into `data`. Raises `ProtocolError`."""
     visible = list[Visible]()
     bodies = list[Message]()
     try:
@@ -79,7 +77,7 @@ def decode_batch(data: memoryview, wal_name: str) -> ScanBatch:
                 else:
                     (bodies if message.txn_id else visible).append(message)
         if bodies or len(visible) != things:
-            raise Corrupt(f"{len(visible)} of {things} things")
+            raise Corrupt(f"{len(visible)} of {things} items")
     except DAMAGED as error:
         raise ProtocolError(f"a batch of messages does not decode: {error}") from error
     return ScanBatch(visible, tick, position)
@@ -102,7 +100,9 @@ def _entry(rows: PackedRows, vchannels: Collection[str]) -> LogEntry:
 
 
 def _messages(visible: AnyMessage, vchannels: Collection[str]) -> Iterable[Message]:
-    """Return a message, or the bodies of a transaction and a commit of these."""
+    """Return a message, or those bodies of a transaction that are in these vchannels and a commit
+    for them.
+    """
     if not isinstance(visible, TransactionMessage):
         return visible.bodies
     bodies = [body for body in visible.bodies if body.vchannel in vchannels]

@@ -1,5 +1,5 @@
-"""The topics of a node for one client: its consumers end with its connection, and what they hold
-comes to others at once.
+"""The topics of a node for one client. Its consumers end with its connection, and the messages they
+hold are delivered again at once.
 """
 
 from collections import OrderedDict
@@ -11,18 +11,18 @@ from wal.rocksmq.contract import Consumer, MessageQueue
 from wal.rocksmq.messages import ConsumerMessage
 
 CONSUMERS_MAX = 1_024
-"""Of one connection; further ones are refused."""
+"""Consumers of one connection; further ones are refused."""
 REMEMBERED_MAX = 1_024
-"""Deliveries of one connection that a cancellation, which crosses the answer on its way, still
-finds.
+"""Remembered deliveries of one connection. A cancel that crosses the reply on its way gives the
+messages of a remembered delivery back.
 """
 
 _Key = tuple[str, str, int]
 
 
 class ClientTopics:
-    """What one connection does with topics; a consumer has a number from its client, 0 is for calls
-    without one.
+    """The consumers of one connection. The client numbers them; number 0 serves calls without a
+    consumer.
     """
 
     def __init__(self, mq: MessageQueue | None) -> None:
@@ -31,11 +31,11 @@ class ClientTopics:
         self._is_closed = False
         self._delivered: OrderedDict[int, tuple[_Key, Sequence[int]]] = OrderedDict()
         self.waiting = set[int]()
-        """Calls that wait for messages."""
+        """The numbers of calls that wait for messages."""
 
     async def call(self, number: int, name: str, arguments: dict[str, Any]) -> object:
-        """Make a call of the table: one of these here, or the queue's own. Raises `InvalidArgument`
-        without topics.
+        """Make a call of the table with a method of this class or of the queue. Raises
+        `InvalidArgument` when the node has no topics.
         """
         if self._mq is None:
             raise InvalidArgument("this node has no topics — open one with a directory")
@@ -61,8 +61,8 @@ class ClientTopics:
     async def register(
         self, topic: str, group: str, consumer: int, ack_timeout_s: float | None
     ) -> None:
-        """As `MessageQueue.register_consumer`, and the first delivery over the next connection does
-        it again.
+        """Register a consumer, as `MessageQueue.register_consumer`. Over the next connection the
+        first delivery registers it again.
         """
         await self._consumer(topic, group, consumer, ack_timeout_s)
 
@@ -83,16 +83,20 @@ class ClientTopics:
     async def held(
         self, topic: str, group: str, consumer: int, ids: Sequence[int], for_s: float
     ) -> Sequence[int]:
-        """As `Consumer.held`, of those that it holds for at least `for_s` seconds more."""
+        """As `Consumer.held`, limited to messages that the consumer holds for at least `for_s`
+        seconds more.
+        """
         known = self._consumers.get((topic, group, consumer))
-        if known is None:  # the connection is new to it: what it held went to others
+        # it was registered over an earlier connection, and the messages it held went to other
+        # consumers
+        if known is None:
             return []
-        return await known._held(ids, for_s)  # noqa: SLF001 - it is what the client's consumer asks
+        return await known._held(ids, for_s)  # noqa: SLF001 - the client's consumer calls it
 
     async def give_back(
         self, topic: str, group: str, consumer: int, ids: Sequence[int] | None
     ) -> None:
-        """As `Consumer.give_back`; None: as `Consumer.close`."""
+        """As `Consumer.give_back`; with None as `Consumer.close`."""
         key = topic, group, consumer
         if ids is None:
             if (closing := self._consumers.pop(key, None)) is not None:
@@ -101,13 +105,13 @@ class ClientTopics:
             await self._consumers[key].give_back(ids)
 
     def cancelled(self, number: int, work: Callable[[Coroutine[Any, Any, None]], object]) -> None:
-        """Have what a call got come again whose client did not wait for the answer."""
+        """Give back the messages delivered by a call that its client has cancelled."""
         if (delivered := self._delivered.pop(number, None)) is not None:
             work(self.give_back(*delivered[0], delivered[1]))
 
     async def close(self) -> None:
-        """Have everything come again that is held, and deliver no more: the client is gone, or
-        connected anew.
+        """Give back all held messages and deliver no more: the client is gone, or has another
+        connection.
         """
         self._is_closed = True
         while self._consumers:
@@ -116,16 +120,18 @@ class ClientTopics:
     async def _consumer(
         self, topic: str, group: str, consumer: int, ack_timeout_s: float | None
     ) -> Consumer:
-        assert self._mq is not None, "asked before"
+        assert self._mq is not None, "`call` checks this"
         key = topic, group, consumer
         if key not in self._consumers:
-            # what calls without one hold comes again when its time is over
+            # consumers of number 0 need no close: the messages they hold are delivered again after
+            # their timeout
             if len(self._consumers) >= CONSUMERS_MAX:
                 self._consumers = {each: made for each, made in self._consumers.items() if each[2]}
             if len(self._consumers) >= CONSUMERS_MAX:
                 raise Overloaded(f"the connection has {CONSUMERS_MAX} consumers — close some")
             made = await self._mq.register_consumer(topic, group, ack_timeout_s=ack_timeout_s)
             if self._is_closed:
-                raise OnShutdown("this connection is given up — ask over the newest one")
-            self._consumers.setdefault(key, made)  # another call of the same may have been faster
+                raise OnShutdown("this connection is replaced — use the newest one")
+            # another call may have registered it in the meantime
+            self._consumers.setdefault(key, made)
         return self._consumers[key]

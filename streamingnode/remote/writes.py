@@ -1,8 +1,9 @@
-"""Writes as they cross a connection: those that wait together as one Arrow batch for each target,
-and their results. No I/O.
+"""Encodes and decodes writes for a connection: writes that wait together share one Arrow batch for
+each target. No I/O.
 
-Inserts without a name that follow each other go as one write of the log: they share its tick, its
-stamp and its outcome, and each caller hears of its own rows. All others keep their own.
+Consecutive inserts without a named producer become one write of the log: they share its tick, its
+stamp and its outcome, and each caller gets the offsets of its own rows. Every other write stays
+separate.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,26 +31,26 @@ from wal.rows import Piece
 _encode_plain = msgspec.msgpack.Encoder().encode
 
 FIRST_EPOCH = 1
-"""Of a client without a name, which has one life."""
+"""The epoch of a client without a named producer; it never changes."""
 EXACT_FROM_BYTES = 1 << 20
-"""Of larger batches each write's rows are measured: together they may be over what one write may
-have.
+"""In batches larger than this the rows of each write are measured: the whole batch may exceed the
+limit of one write, so an average per row is too coarse.
 """
 PLAIN_ROWS_MAX = 64
-"""Of one target in one frame: more rows are cheaper as Arrow data, for both sides."""
+"""The rows of one target in one frame that go as plain values; more rows are cheaper as Arrow data
+for both sides.
+"""
 GROUPS_MAX = 4_096
 PIECES_MAX = 1 << 16
-"""Writes of one frame, of which a client sends 512, and its batches or parts of a write: 7 bytes
-become 200 each.
+"""Limits for the writes of one frame, of which a client sends at most 512, and for its batches and
+the pieces of a write. Each takes 7 bytes in the frame and 200 in memory.
 """
 TARGETS_MAX = 4_096
-"""What a server keeps of collections that were written to; it is worked out again in about 50
-us.
-"""
+"""The number of targets that a server caches; it takes about 50 us to build one again."""
 
 
 class WireTarget(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Rows or keys of one partition, of several writes: one Arrow batch, or a few plain values as
+    """Rows or keys for one partition from several writes: one Arrow batch, or a few plain values as
     MessagePack.
     """
 
@@ -62,8 +63,9 @@ class WireTarget(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One write: how many of the next rows of which targets, in order. `producer_id` 0 is the
-    client's own. A named producer has ended all of its writes with sequences below `settled`.
+    """One write: `pieces` lists, in order, the index of a target and how many of its next rows the
+    write takes. `producer_id` 0 is the client itself. All writes of the named producer with
+    sequences below `settled` have ended.
     """
 
     sequence: int
@@ -75,7 +77,9 @@ class WireGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireWrites(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """All of a frame; the client was told of all its writes with sequences below `settled`."""
+    """The writes of a frame; the client has the outcomes of all its writes with sequences below
+    `settled`.
+    """
 
     settled: int
     targets: Annotated[tuple[WireTarget, ...], msgspec.Meta(max_length=PIECES_MAX)]
@@ -86,15 +90,15 @@ class WireWrites(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Unit(NamedTuple):
-    """What is one write of the log: a group, or inserts that go as one, whose rows are on these
-    `shards` where known.
+    """One write of the log: a group, or inserts that became one write. `shards` has the shard of
+    each row of several inserts, None when there is one shard.
     """
 
     groups: Sequence[AppendGroup]
     shards: Any = None
 
     def settle(self, outcome: AppendResult | Exception) -> None:
-        """Tell each of its groups what became of it."""
+        """Settle each group that has no outcome yet."""
         outcomes: Iterable[AppendResult | Exception] = repeat(outcome)
         if len(self.groups) > 1 and isinstance(outcome, AppendResult):
             outcomes = [
@@ -105,8 +109,8 @@ class Unit(NamedTuple):
                 group.settle(each)
 
     def _row_offsets(self, outcome: AppendResult) -> list[dict[str, tuple[int, int]]]:
-        """Return where the rows of each group are; those of a shard follow each other in the order
-        of the groups.
+        """Return the row offsets of each group. In each shard the rows are consecutive, in the
+        order of the groups.
         """
         vchannels = self.groups[0].pieces[0].target.vchannels
         counts = [len(each.pieces[0].rows) for each in self.groups]
@@ -130,7 +134,7 @@ class Unit(NamedTuple):
 
 
 class FrameOfWrites(NamedTuple):
-    """A frame and whom its results are for."""
+    """An encoded frame; its results are for `units`, in order."""
 
     units: list[Unit]
     parts: list[bytes | memoryview]
@@ -145,8 +149,8 @@ def frame_of(
     settled: int,
     unit_bytes_max: int,
 ) -> FrameOfWrites:
-    """Return the frame of groups of rows; `stamp_of` gives the stamp of a named producer's write,
-    of None the client's next.
+    """Return the frame of groups of rows. `stamp_of` returns the stamp of a named producer's write,
+    and for None the client's next stamp.
 
     The rows of a target are one batch, in the order of the groups.
     """
@@ -183,24 +187,25 @@ def frame_of(
         place = target.collection_id, target.partition_id, target.schema_version
         targets.append(WireTarget(target.type, *place, len(payload), is_plain))
         payloads.append(payload)
-    meta = (settled, targets, wired)  # as `WireWrites` has it, without an object for each
+    # the same layout as `WireWrites`, without an object for each write
+    meta = (settled, targets, wired)
     whole = payloads[0] if len(payloads) == 1 else memoryview(b"".join(payloads))
     parts = encode_frame(FrameKind.WRITES, number, meta, whole)
     return FrameOfWrites(units, parts, sum(map(len, parts)))
 
 
 def _shards(run: Sequence[AppendGroup]) -> Any:
-    """Return the shard of each row of several inserts; None where there is one."""
+    """Return the shard of each row of several inserts; None when the collection has one shard."""
     target = run[0].pieces[0].target
     if len(target.vchannels) == 1:
         return None
-    assert isinstance(target, BatchTarget), "writes of this process"
+    assert isinstance(target, BatchTarget), "targets of this process"
     return target.shards(target.joined([each.pieces[0].rows for each in run]))
 
 
 def _runs(groups: Sequence[AppendGroup], unit_bytes_max: int) -> list[list[AppendGroup]]:
-    """Return groups by the writes that they go as: inserts without a name into one partition
-    together.
+    """Return runs of groups that each become one write: consecutive inserts into one partition
+    without a named producer form one run.
     """
     runs: list[list[AppendGroup]] = []
     target = None
@@ -226,8 +231,8 @@ def _runs(groups: Sequence[AppendGroup], unit_bytes_max: int) -> list[list[Appen
 
 
 class Targets:
-    """Where rows of clients go, by what their frames say, kept until a collection changes. On the
-    event loop.
+    """Finds and caches the targets of clients' rows until a collection changes. Lives on the event
+    loop.
     """
 
     def __init__(self, catalog: Callable[[], Catalog]) -> None:
@@ -235,8 +240,8 @@ class Targets:
         self._targets: dict[int, WriteTarget] = {}
 
     def find(self, wire: WireTarget) -> BatchTarget:
-        """Return the target. Raises `CollectionNotFound`, `PartitionNotFound`, `SchemaMismatch` or
-        `ProtocolError`.
+        """Return the target of rows. Raises `CollectionNotFound`, `PartitionNotFound`,
+        `SchemaMismatch` or `ProtocolError`.
         """
         info = self._catalog().live(wire.collection_id)
         target = self._targets.get(info.id)
@@ -258,7 +263,7 @@ class Targets:
 
 
 class Lane:
-    """Rows of a frame for one target, of which its writes take some, one after the other."""
+    """The rows of a frame for one target; its writes take them in order."""
 
     __slots__ = (
         "_at",
@@ -277,7 +282,7 @@ class Lane:
         self._at = 0
         self._is_plain = is_plain
         self.rows: Any
-        """All of them, as the target puts them into batches."""
+        """All rows, in the form that the target's batches take."""
         self.rows, size_bytes = (
             target.plain.decode(data) if is_plain else (checked_rows(data, target), len(data))
         )
@@ -286,7 +291,7 @@ class Lane:
         self._is_uneven = size_bytes > EXACT_FROM_BYTES
 
     def take(self, count: int) -> Piece:
-        """Return the next of its rows. Raises `ProtocolError` for more than it has."""
+        """Return the next `count` rows. Raises `ProtocolError` when fewer are left."""
         rows = self.rows
         start = self._at
         end = self._at + count
@@ -315,13 +320,13 @@ def groups_of(
     stamp: Callable[[WireGroup], ProducerStamp],
     limits: WalLimits,
 ) -> list[AppendGroup | StreamingNodeError]:
-    """Return the writes of a frame, or why one is refused; what is wrong with a batch refuses its
-    writes, and them alone.
+    """Return the writes of a frame, with an error in place of each refused one. A bad batch refuses
+    only the writes that use it.
 
-    Raises `ProtocolError` for what no client of ours sends.
+    Raises `ProtocolError` for a frame that no correct client sends.
     """
     if not writes.groups:
-        raise ProtocolError("a frame of no writes")
+        raise ProtocolError("a frame without writes")
     lanes = list[Lane | StreamingNodeError]()
     at = 0
     for wire in writes.targets:
@@ -335,7 +340,7 @@ def groups_of(
             lanes.append(refusal)
     if at != len(payload):
         raise ProtocolError(
-            f"the batches of a frame of writes take {at} bytes, it has {len(payload)}"
+            f"the batches of a frame of writes take {at} bytes, its payload has {len(payload)}"
         )
     return [_group(each, lanes, stamp, limits) for each in writes.groups]
 
@@ -347,14 +352,14 @@ def _group(
     limits: WalLimits,
 ) -> AppendGroup | StreamingNodeError:
     if not group.pieces or (len(group.pieces) > 1 and not group.is_transaction):
-        raise ProtocolError("a write of no rows, or of several pieces that is no transaction")
+        raise ProtocolError("a write without rows, or one of several pieces outside a transaction")
     pieces = []
     refusal = None
     messages = 0
     size_bytes = TRANSACTION_OVERHEAD_BYTES * group.is_transaction
     for index, count in group.pieces:
         if not 0 <= index < len(lanes):
-            raise ProtocolError("a write of rows of no batch")
+            raise ProtocolError("a write with rows of an unknown batch")
         lane = lanes[index]
         if isinstance(lane, StreamingNodeError):
             refusal = lane
@@ -367,9 +372,8 @@ def _group(
         return refusal
     if messages + 2 > limits.group_messages_max or size_bytes > limits.group_bytes_max:
         return TooLarge(
-            f"{messages} messages of {size_bytes} bytes in one write, {limits.group_messages_max} "
-            "of "
-            f"{limits.group_bytes_max} fit — split it"
+            f"{messages} messages of {size_bytes} bytes in one write exceed "
+            f"{limits.group_messages_max} messages or {limits.group_bytes_max} bytes — split it"
         )
     try:
         producer = stamp(group)
@@ -385,14 +389,14 @@ def _group(
 
 
 def checked_rows(data: bytes | memoryview, target: BatchTarget) -> pa.RecordBatch:
-    """Return rows of another process, of which nothing is taken for granted. Raises
-    `ProtocolError`, `SchemaMismatch`.
+    """Return rows from another process after checking them fully. Raises `ProtocolError`,
+    `SchemaMismatch`.
     """
     try:
         message = pa.ipc.read_message(pa.py_buffer(data))
         if message.type != "record batch" or is_compressed(message.metadata):
-            # 16 KiB may be 512 MiB
-            raise ProtocolError("rows that are compressed, or no record batch")
+            # 16 KiB may decompress to 512 MiB
+            raise ProtocolError("rows that are compressed or not a record batch")
         batch = pa.ipc.read_record_batch(message, target.shape.schema)
     except (pa.ArrowException, OSError, EOFError) as error:
         raise ProtocolError(f"rows do not decode: {error}") from error
@@ -400,10 +404,10 @@ def checked_rows(data: bytes | memoryview, target: BatchTarget) -> pa.RecordBatc
 
 
 def is_compressed(metadata: pa.Buffer) -> bool:
-    """Whether a record batch message has compressed buffers: field 3 of the RecordBatch in field 2
-    of the Message.
+    """Return whether a record batch message has compressed buffers: field 3 of the RecordBatch in
+    field 2 of the Message.
 
-    Arrow has checked that this is a FlatBuffer; the tables are those of its format/Message.fbs.
+    Arrow has checked the FlatBuffer; its tables are defined in Arrow's format/Message.fbs.
     """
     data = bytes(metadata)
 
@@ -411,7 +415,7 @@ def is_compressed(metadata: pa.Buffer) -> bool:
         return int.from_bytes(data[at : at + size_bytes], "little", signed=size_bytes == 4)
 
     def field(table: int, index: int) -> int:
-        """Return where a field is in its table; 0 for one that is left out."""
+        """Return the offset of a field in its table; 0 for an absent field."""
         fields = table - number(table, 4)
         at = 4 + 2 * index
         return number(fields + at, 2) if at < number(fields, 2) else 0
