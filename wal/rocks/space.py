@@ -2,7 +2,7 @@
 needs.
 
     level      free space                          appends   what makes room  reserve
-    AMPLE      twice the low-water mark, or more   pass      passes           held, grows with the log
+    AMPLE      twice the low-water mark, or more   pass      passes           held, grows with log
     SHORT      less than that                      pass      is requested     held
     FULL       below the low-water mark            refused   passes           held
     EXHAUSTED  too little for any write            refused   refused          released
