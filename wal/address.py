@@ -1,6 +1,8 @@
-"""Where a node listens, its socket or a host and a port, and how clients connect. No I/O but files.
+"""Addresses of nodes, a socket or a host and port, and the options of clients. No I/O except token
+files.
 
-As text it is a URL: `unix:data/node.sock`, `tcp://127.0.0.1:7070`, `tls://orders.example:7070`.
+An address is written as a URL: `unix:data/node.sock`, `tcp://127.0.0.1:7070`,
+`tls://orders.example:7070`.
 """
 
 import ipaddress
@@ -15,18 +17,18 @@ from urllib.parse import urlsplit
 from wal.errors import InvalidArgument, Unreachable
 
 SOCKET_NAME = "node.sock"
-"""In the directory of an open node."""
+"""The name of the socket in the directory of an open node."""
 SOCKET_PATH_BYTES_MAX = 107
-"""Longer ones do not fit what the system calls take."""
+"""The system calls take no longer path."""
 CONNECT_S_MAX = 10.0
-"""Time in which a node takes a connection and welcomes its client."""
+"""The time within which a node must accept a connection and welcome its client."""
 PING_S = 5.0
 SILENT_S_MAX = 20.0
-"""How often a client pings a quiet connection, and how long the node may be silent."""
+"""The interval of a client's pings on a quiet connection, and how long the node may be silent."""
 
 
 class Address(NamedTuple):
-    """Where a node listens: `path` of a Unix socket, or host and port."""
+    """The address of a node: the `path` of a Unix socket, or host and port."""
 
     path: str = ""
     host: str = ""
@@ -52,7 +54,7 @@ def parse_address(url: str) -> Address:
             and (path := url.removeprefix("unix:").removeprefix("//"))
             and "\0" not in path
         ):
-            # a program may change its directory while it is connected
+            # absolute: a program may change its directory while it is connected
             absolute = str(Path(path).absolute())
             return Address(
                 path=absolute if len(os.fsencode(absolute)) <= SOCKET_PATH_BYTES_MAX else path
@@ -76,7 +78,7 @@ def parse_address(url: str) -> Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host."""
+    """Return whether a host is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -85,8 +87,8 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOptions:
-    """How a client connects. `give_up_s` is how long calls wait for a lost connection; `token` is
-    one, or the file that has it.
+    """The options of a client. `give_up_s` is how long calls wait for a lost connection; `token` is
+    a token, or the path of its file.
     """
 
     name: str = ""
@@ -95,7 +97,7 @@ class LinkOptions:
     give_up_s: float = 30.0
 
     def read_token(self) -> str:
-        """Return the token; its file is read each time. Blocks. Raises `InvalidArgument`."""
+        """Return the token; reads its file each time. Blocks. Raises `InvalidArgument`."""
         if isinstance(self.token, str):
             return self.token
         try:
@@ -107,7 +109,7 @@ class LinkOptions:
 
 
 def unreachable(address: Address, error: OSError) -> Unreachable:
-    """Return the error of an attempt to connect that failed, also by TLS or by its deadline."""
+    """Return the error for a failed attempt to connect, including failures of TLS and timeouts."""
     what = str(error) or f"no answer within {CONNECT_S_MAX:g} s"
     if isinstance(error, ssl.SSLCertVerificationError):
         what += " — name the authority of its certificate, with tls= or --tls-ca"

@@ -1,9 +1,8 @@
-"""Bytes of a log entry: `docs/format.md`, section "Log entry", has the picture and a worked
-example. No I/O.
+"""Encodes and decodes log entries: `docs/format.md`, section "Log entry", has the byte layout and
+an example. No I/O.
 
-The checksum covers the whole entry after itself, its positions and the previous entry's checksum
-included, so an entry that is moved, repeated or left out is found as surely as one with a flipped
-bit.
+The checksum covers everything after it, including the positions and the previous entry's checksum.
+So it detects a moved, repeated or missing entry as reliably as a flipped bit.
 """
 
 import struct
@@ -32,20 +31,23 @@ ENTRY_FORMAT = 2
 CHECKSUM_END = 8
 _UNCHECKED = struct.Struct("<HHI")
 _CHECKED = struct.Struct("<IIQQQQQQQII")
-"""magic, format, checksum; what that covers: previous checksum, message count, first position,
-first and last tick, last confirmed, term, producer id, sequence, epoch, group count with the flags
-in its highest byte."""
-_RANGE = struct.Struct("<IIQ")
-"""How all that the checksum covers begins, also of topics' entries."""
-_MESSAGE = struct.Struct("<HBxHHIIQ")
-"""type, version, lengths of vchannel, properties (nobody writes any), header and payload,
-transaction id.
+"""`_UNCHECKED`: magic, format, checksum. `_CHECKED`, which the checksum covers: previous checksum,
+message count, first position, first and last tick, last confirmed, term, producer id, sequence,
+epoch, group count with the flags in its highest byte.
 """
+_RANGE = struct.Struct("<IIQ")
+"""The start of the checksummed bytes, in topics' entries, too: previous checksum, message count,
+first position.
+"""
+_MESSAGE = struct.Struct("<HBxHHIIQ")
+"""Type, version, lengths of vchannel, properties (always 0), header and payload, transaction id."""
 _BATCH = struct.Struct("<III")
-"""lengths of header and payload, boundary count."""
+"""Lengths of header and payload, boundary count."""
 _PACKED = 1
 _STAMPED = 2
-"""Flags: the entry has rows instead of messages; some of its groups have stamps of their own."""
+"""Flags: `_PACKED`, the entry has rows instead of messages; `_STAMPED`, some of its groups have
+their own stamps.
+"""
 _FLAGS_SHIFT = 24
 _GROUPS_MASK = (1 << 24) - 1
 _NO_STAMP = (0, 0, 0)
@@ -53,8 +55,8 @@ _NO_STAMP = (0, 0, 0)
 ENTRY_HEADER_BYTES = _UNCHECKED.size + _CHECKED.size
 MESSAGE_HEADER_BYTES = _MESSAGE.size
 MESSAGES_PER_ENTRY_MAX = 65_536
-"""More messages than this in one entry is never written, and refused before anything is allocated
-for them.
+"""The limit of messages in one entry. The writer never exceeds it; the reader checks it before it
+allocates anything.
 """
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -63,19 +65,23 @@ _layouts = {
     for (kind, version), header in HEADERS.items()
 }
 DAMAGED = (Corrupt, msgspec.DecodeError, struct.error, KeyError, ValueError, IndexError)
-"""What is raised for bytes that do not decode, before somebody says whose they are."""
+"""The errors of decoding damaged bytes; the caller converts them into an error that names the
+entry.
+"""
 COPIED_BYTES_MAX = 4096
-"""Up to here copying a view takes less time than wrapping it."""
+"""Up to this size copying a view is faster than wrapping it."""
 _GROUP: tuple[np.dtype[Any], ...] = (U4, U4, np.dtype(np.uint8))
-"""tick above the first, messages, whether it is a transaction: an array of each."""
+"""Columns of groups, an array of each: tick relative to the first, message count, whether it is a
+transaction.
+"""
 _STAMPS: tuple[np.dtype[Any], ...] = (U8, U8, U4)
-"""producer id, sequence, epoch: an array of each."""
+"""Columns of stamps, an array of each: producer id, sequence, epoch."""
 _BOUNDARY: tuple[np.dtype[Any], ...] = (U4, U4, U2, U4, U8)
-"""group, place, part, rows, offset: an array of each, one after the other."""
+"""Columns of boundaries, consecutive arrays: group, place, part, rows, offset."""
 
 
 class BatchHeader(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What all rows of a batch have in common; fields are only ever appended."""
+    """The properties that all rows of a batch share. New fields are only ever appended."""
 
     type: int
     version: int
@@ -95,12 +101,12 @@ _decode_batch_header = msgspec.msgpack.Decoder(BatchHeader).decode
 
 
 def crc32c(data: bytes | bytearray | memoryview, before: int = 0) -> int:
-    """Return the CRC32C of `data` behind bytes of checksum `before`; of large data without the
-    interpreter lock.
+    """Return the CRC32C of `data` that follows bytes with checksum `before`. Releases the
+    interpreter lock for large data.
     """
     if type(data) is bytes:
         return int(extend(before, data))
-    # The library takes no view, but anything else that has bytes.
+    # The library takes no memoryview, but other objects with a buffer.
     return int(
         extend(
             before, bytes(data) if len(data) < COPIED_BYTES_MAX else np.frombuffer(data, np.uint8)
@@ -109,7 +115,7 @@ def crc32c(data: bytes | bytearray | memoryview, before: int = 0) -> int:
 
 
 def encode_entry(entry: LogEntry, *, previous_crc32c: int) -> bytes:
-    """Return the bytes of an entry, which has their checksum and size from then on."""
+    """Return the bytes of an entry; sets the checksum and size of the entry."""
     checksum = 0
     parts = entry_parts(entry, previous_crc32c=previous_crc32c)
     for part in parts:
@@ -123,8 +129,8 @@ def encode_entry(entry: LogEntry, *, previous_crc32c: int) -> bytes:
 def entry_parts(
     entry: LogEntry, *, previous_crc32c: int = 0, is_whole: bool = True
 ) -> list[bytes | memoryview]:
-    """Return what the checksum of an entry covers, in parts; one that is not `is_whole` says where
-    its rows begin, too.
+    """Return the checksummed bytes of an entry in parts. An entry that is not `is_whole` also
+    stores where the rows of each boundary begin.
     """
     rows = entry.rows
     count = entry.count
@@ -156,7 +162,7 @@ def entry_parts(
 
 
 def encode_messages(messages: Iterable[Message]) -> list[bytes | memoryview]:
-    """Return messages as an entry has them, in parts, without their places."""
+    """Return messages in the entry's format, in parts, without positions and ticks."""
     parts: list[bytes | memoryview] = []
     for message in messages:
         vchannel = message.vchannel.encode()
@@ -206,17 +212,17 @@ def entry_crc32c(data: bytes) -> int:
 
 
 def entry_range(data: bytes) -> tuple[int, int]:
-    """Return the first and the last position that an encoded entry says it has, unchecked."""
+    """Return the first and the last position in an encoded entry, unchecked."""
     _, count, first_position = _RANGE.unpack_from(data, CHECKSUM_END)
     return first_position, first_position + count - 1
 
 
 def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> LogEntry:
-    """Return the entry in `data`, its payloads as views into it.
+    """Return the entry in `data`; its payloads are views into `data`.
 
-    `previous_crc32c` is the checksum of the entry before it, or None where that one is not known
-    (the first read of a range). Raises `Corrupt` when any check fails and `UnsupportedFormat` for
-    an entry of a newer release.
+    `previous_crc32c` is the checksum of the entry before it, or None when unknown (the first entry
+    of a range). Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a
+    newer release.
     """
     (
         _,
@@ -274,8 +280,8 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
 def decode_messages(
     data: bytes | memoryview, at: int, wal_name: str, places: Iterable[Any]
 ) -> tuple[Message, ...]:
-    """Return the messages from there on; places are position, last-confirmed position, tick, term.
-    Raises `DAMAGED`.
+    """Return the messages from byte `at` on; `places` yields position, last-confirmed position,
+    tick and term of each. Raises `DAMAGED`.
     """
     view = memoryview(data)
     messages: list[Message] = []
@@ -307,7 +313,7 @@ def decode_messages(
 
 
 def decode_rows(data: bytes | memoryview, wal_name: str, *, is_whole: bool = True) -> PackedRows:
-    """Return the rows of an entry, checked but for its checksum; see `entry_parts`. Raises
+    """Return the rows of an entry after all checks except the checksum; see `entry_parts`. Raises
     `DAMAGED`.
     """
     _, count, position, first_tick, tick, last_confirmed, term, *_, last = _CHECKED.unpack_from(
@@ -320,7 +326,7 @@ def decode_rows(data: bytes | memoryview, wal_name: str, *, is_whole: bool = Tru
 
     def columns(length: int, *kinds: np.dtype[Any]) -> list[Numbers]:
         nonlocal at
-        # views would keep the whole entry alive
+        # a copy, because views would keep the whole entry alive
         part = data[at : at + length * sum([kind.itemsize for kind in kinds])]
         at += len(part)
         found = []
@@ -366,7 +372,9 @@ def decode_rows(data: bytes | memoryview, wal_name: str, *, is_whole: bool = Tru
             or np.count_nonzero(places >= counts[groups])
             or not _ascend(starts[groups] + places)
         ):
-            raise Corrupt(f"a batch of the entry at position {position} has rows of no group")
+            raise Corrupt(
+                f"a batch of the entry at position {position} has rows outside its groups"
+            )
         (row_starts,) = given or (np.add.accumulate(rows, dtype=U4) - rows,)
         messages += boundaries
         batches.append(
@@ -411,14 +419,14 @@ def _ascend(numbers: Numbers) -> bool:
 
 def _check_end(at: int, data: bytes | memoryview) -> None:
     if at != len(data):
-        raise Corrupt(f"what is in an entry of {len(data)} bytes ends at byte {at}")
+        raise Corrupt(f"the content of an entry of {len(data)} bytes ends at byte {at}")
 
 
 def check_head(
     data: bytes, layout: struct.Struct, *, magic: int, version: int, previous_crc32c: int | None
 ) -> tuple[Any, ...]:
-    """Return the fields of an entry's head behind its checksum; the first are the previous one's,
-    count and first position.
+    """Return the fields of an entry's head after its checksum: previous checksum, message count,
+    first position, then the rest of `layout`.
 
     Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a newer release.
     """
@@ -427,7 +435,7 @@ def check_head(
     found_magic, found_version, checksum = _UNCHECKED.unpack_from(data)
     previous, count, position, *_ = fields = layout.unpack_from(data, CHECKSUM_END)
     if found_magic != magic:
-        raise Corrupt("stored bytes are no such entry: wrong magic number")
+        raise Corrupt("stored bytes are not an entry: wrong magic number")
     if found_version != version:
         raise UnsupportedFormat(
             f"entry at position {position} has format {found_version}, this release reads {version}"
@@ -453,8 +461,8 @@ def decode_versioned(
     *,
     decode: Callable[..., Any] = msgspec.msgpack.decode,
 ) -> T:
-    """Return the small record in `content`, whose field `format` says its version; `name` is only
-    for errors.
+    """Return the small record in `content`; its field `format` is its version. `name` is only for
+    errors.
 
     Raises `UnsupportedFormat` for another version, `Corrupt` for anything else.
     """

@@ -1,9 +1,9 @@
-"""One atomic entry of a log, as readers of the log get it, and the transactions that come out of
-entries. No I/O, no Arrow.
+"""Atomic log entries as readers get them, and the assembly of transactions from entries. No I/O, no
+Arrow.
 
-An entry is either messages, at one tick, or the rows of many writes, packed: a batch for each
-collection, shard and kind with boundaries beside it, each write at a tick of its own. What a batch
-of a thousand writes costs once, none of them costs again; `docs/format.md` has the picture.
+An entry holds either messages at one tick, or the packed rows of many writes: one batch for each
+collection, shard and kind, with boundaries beside it, and a separate tick for each write. So a
+thousand writes share the cost of one batch. `docs/format.md` has the layout.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,20 +43,20 @@ def _number(value: int, kind: np.dtype[Any]) -> Numbers:
 
 
 def numbers(values: Sequence[int] | Numbers, kind: np.dtype[Any]) -> Numbers:
-    """Return small numbers as an array that nobody may change; those of one are kept, which take as
-    long as those of ten.
+    """Return small numbers as an array that must not be changed. Arrays of one number are cached,
+    because they take as long to make as arrays of ten.
     """
     return _number(int(values[0]), kind) if len(values) == 1 else np.array(values, kind)
 
 
 class RowBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """Rows of one kind, collection and shard. Boundary i: `counts[i]` rows from row `starts[i]` of
-    the payload on.
+    """Rows of one kind, collection and shard. Boundary i has `counts[i]` rows of the payload, from
+    row `starts[i]` on.
 
-    They are a message of group `groups[i]`, at `places[i]` in it, part `parts[i]` of a write over
-    several shards; `offsets[i]` is the first row offset of an insert or the next one of a delete.
-    Boundaries ascend by group and place. Arrays have the types of the log's format, which has their
-    bytes: U4, but `parts` U2 and `offsets` U8.
+    A boundary is one message: number `places[i]` of group `groups[i]`, and part `parts[i]` of a
+    write over several shards. `offsets[i]` is the first row offset of an insert, or the next row
+    offset of a delete. Boundaries ascend by group and place. The arrays have the types of the log's
+    format, so their bytes are stored as they are: U4, except `parts` U2 and `offsets` U8.
     """
 
     type: MessageType
@@ -73,15 +73,15 @@ class RowBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     counts: Numbers
     offsets: Numbers
     rows: int
-    """How many rows the boundaries have."""
+    """The number of rows of all boundaries."""
 
     @property
     def size_bytes(self) -> int:
-        """What the batch counts for in buffers, in bytes."""
+        """The size of the batch in buffers, in bytes."""
         return len(self.payload) + MESSAGE_OVERHEAD_BYTES
 
     def header(self, part: int, count: int, offset: int) -> InsertHeader | DeleteHeader:
-        """Return the header of the message that a boundary is."""
+        """Return the header of a boundary's message."""
         if self.type is MessageType.DELETE:
             return DeleteHeader(self.collection_id, count, offset, part)
         place = self.collection_id, self.partition_id, self.schema_version
@@ -100,13 +100,13 @@ class RowBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
 
 class PackedRows(Placed, frozen=True, kw_only=True, eq=False, gc=False):
-    """The groups of one entry, in the order of their ticks, and their rows; position and tick are
-    those of the last message.
+    """The groups of one entry, in tick order, and their rows. `position` and `time_tick` are those
+    of the last message.
 
-    Group i has tick `ticks[i]` and `counts[i]` messages from position `positions[i]` on; where
-    `transactions[i]`, these are a begin, its bodies and a commit, and it is seen as one.
-    `producers` is empty, or has the stamp of each group that has one of its own. Arrays are U8, but
-    `counts` U4 and `transactions` BOOL.
+    Group i has tick `ticks[i]` and `counts[i]` messages from position `positions[i]` on. If
+    `transactions[i]`, these are a begin, its bodies and a commit, and readers get them as one
+    transaction. `producers` is empty, or has the stamp or None for each group. The arrays are U8,
+    except `counts` U4 and `transactions` BOOL.
     """
 
     wal_term: int
@@ -119,14 +119,12 @@ class PackedRows(Placed, frozen=True, kw_only=True, eq=False, gc=False):
 
     @property
     def size_bytes(self) -> int:
-        """The batches' sizes added up."""
+        """The sum of the sizes of the batches."""
         return sum(batch.size_bytes for batch in self.batches)
 
     @property
     def count(self) -> int:
-        """How many messages readers see of them: one for each boundary, as far as they are
-        chosen.
-        """
+        """The number of messages that readers get: one for each boundary in `batches`."""
         return sum([len(batch.groups) for batch in self.batches])
 
     def only(
@@ -134,16 +132,16 @@ class PackedRows(Placed, frozen=True, kw_only=True, eq=False, gc=False):
         chosen: npt.NDArray[np.bool_],
         whole: Callable[[RowBatch], bool] = lambda _batch: False,
     ) -> Self | None:
-        """Return the rows of chosen groups, and of batches that come `whole`; None when there are
-        none.
+        """Return the rows of chosen groups, with all rows of batches for which `whole` is true;
+        None when there are none.
         """
         kept = [batch if whole(batch) else batch.of_groups(chosen) for batch in self.batches]
         batches = tuple([batch for batch in kept if batch is not None])
         return replace(self, batches=batches) if batches else None
 
     def within(self, *, above: int = 0, upto: int | None = None) -> Self | None:
-        """Return the rows of the groups whose ticks are above one and up to another, None when
-        there are none.
+        """Return the rows of the groups with ticks in (`above`, `upto`]; None when there are
+        none.
         """
         if self.ticks[0] > above and (upto is None or self.ticks[-1] <= upto):
             return self
@@ -151,7 +149,7 @@ class PackedRows(Placed, frozen=True, kw_only=True, eq=False, gc=False):
         return self.only(chosen if upto is None else chosen & (self.ticks <= upto))
 
     def groups_where(self, wanted: Callable[[RowBatch], bool]) -> npt.NDArray[np.bool_]:
-        """Return which groups have rows in wanted batches."""
+        """Return a mask of the groups that have rows in wanted batches."""
         chosen = np.zeros(len(self.ticks), bool)
         for batch in self.batches:
             if wanted(batch):
@@ -159,7 +157,7 @@ class PackedRows(Placed, frozen=True, kw_only=True, eq=False, gc=False):
         return chosen
 
     def messages(self) -> Iterator[AnyMessage]:
-        """Make the messages of the groups, in order: for who wants objects."""
+        """Yield the messages of the groups as objects, in order."""
         for group, bodies in groupby(self._bodies(), itemgetter(0)):
             yield from self._whole(group, [body for _, body in bodies])
 
@@ -217,11 +215,11 @@ class PackedRows(Placed, frozen=True, kw_only=True, eq=False, gc=False):
 
 
 Visible = AnyMessage | PackedRows
-"""What readers see of an entry."""
+"""What an entry makes visible to readers."""
 
 
 def messages_of(visible: Iterable[Visible]) -> Iterator[AnyMessage]:
-    """Yield messages as objects: those of packed rows are made on the way."""
+    """Yield messages as objects; those of packed rows are built on demand."""
     for each in visible:
         if isinstance(each, PackedRows):
             yield from each.messages()
@@ -230,15 +228,15 @@ def messages_of(visible: Iterable[Visible]) -> Iterator[AnyMessage]:
 
 
 def up_to(visible: Visible, tick: int) -> Visible | None:
-    """Return what of it is at or below a tick, None for nothing."""
+    """Return the part at or below a tick, None when it is empty."""
     if isinstance(visible, PackedRows):
         return visible.within(upto=tick)
     return visible if visible.time_tick <= tick else None
 
 
 def row_batches(visible: Visible) -> Iterator[tuple[RowBatch, Numbers]]:
-    """Yield rows and deletes as batches, and the tick of each group: those of a message are a batch
-    of one.
+    """Yield each batch of rows or deletes with the ticks of its groups. A message becomes a batch
+    of one group.
     """
     if isinstance(visible, PackedRows):
         for batch in visible.batches:
@@ -276,11 +274,11 @@ def row_batches(visible: Visible) -> Iterator[tuple[RowBatch, Numbers]]:
 
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """One atomic entry: the messages of one group at consecutive positions and one tick, or the
-    packed rows of many.
+    packed rows of many groups.
 
-    `first_tick` is that of its first group and `time_tick` of its last; `size_bytes` is its stored
-    size; `crc32c` its checksum, which the next entry repeats; `producer` the write it is, where it
-    is one as a whole.
+    `first_tick` is the tick of the first group and `time_tick` that of the last. `size_bytes` is
+    the stored size, `crc32c` the checksum, which the next entry repeats. `producer` is the stamp of
+    the write when the whole entry is one write.
     """
 
     first_position: int
@@ -297,7 +295,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
     @property
     def count(self) -> int:
-        """How many messages the entry has."""
+        """The number of messages in the entry."""
         return self.last_position - self.first_position + 1
 
     def tick_at(self, position: int) -> int:
@@ -308,20 +306,19 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
 
 class OpenTransaction(NamedTuple):
-    """A transaction whose commit or rollback has not been seen yet."""
+    """A transaction whose commit or rollback has not been observed yet."""
 
     begin: Message
     bodies: list[Message]
 
 
 class TransactionBuffer:
-    """The transactions in flight at one place of one log: each comes out whole at its commit, or
-    not at all.
+    """The open transactions at one place of a log; each comes out whole at its commit, or never.
 
-    Entries come in, in log order, from any position on; plain messages and assembled transactions
-    go out in the same order. Nothing expires here: the node logs a rollback. Of a transaction whose
-    begin lies before the first entry nothing comes out; `begin_missing` is called with its commit,
-    and may raise.
+    Takes entries in log order, from any position on, and returns plain messages and assembled
+    transactions in the same order. Transactions do not expire here: the node logs a rollback. A
+    transaction whose begin lies before the first entry is left out; `begin_missing` is called with
+    its commit and may raise.
     """
 
     def __init__(self, *, begin_missing: Callable[[Message], None] = lambda _commit: None) -> None:
@@ -332,14 +329,14 @@ class TransactionBuffer:
 
     @property
     def open_transactions(self) -> tuple[OpenTransaction, ...]:
-        """The transactions begun and not ended, in the order of their begins."""
+        """The transactions that have begun and not ended, in the order of their begins."""
         return tuple(self._open.values())
 
     def observe(self, entry: LogEntry) -> Sequence[Visible]:
         """Return what `entry` makes visible, in order: its rows, its plain messages, or the
         transaction that it commits.
 
-        Raises `Corrupt` for a commit that fits nothing observed.
+        Raises `Corrupt` for a commit that does not match the observed messages.
         """
         if not self._first_tick:
             self._first_tick = entry.first_tick
@@ -390,8 +387,8 @@ def assemble_transaction(bodies: Sequence[Message], commit: Message) -> Transact
     assert isinstance(header, CommitTxnHeader)
     if len(bodies) != len(header.assignments):
         raise Corrupt(
-            f"commit at position {commit.position} is of {len(header.assignments)} bodies, not "
-            f"{len(bodies)}"
+            f"commit at position {commit.position} has {len(header.assignments)} bodies, the log "
+            f"has {len(bodies)}"
         )
     stamped: list[Message] = []
     for body, assigned in zip(bodies, header.assignments, strict=True):
@@ -410,8 +407,8 @@ def assemble_transaction(bodies: Sequence[Message], commit: Message) -> Transact
 
 
 def transaction_of(bodies: Sequence[Message], commit: Message) -> TransactionMessage:
-    """Return the transaction of a commit and its bodies, which have all that it assigned to
-    them.
+    """Return the transaction of a commit and its bodies, which already carry the commit's
+    assignments.
     """
     return TransactionMessage(
         wal_name=commit.wal_name,

@@ -1,4 +1,4 @@
-"""The contract of a log of entries, which are bytes: logs of packs and topics are both made of one.
+"""The contract of a log of entries, which are bytes. Logs of packs and topics are both built on it.
 
 `tests/wal/log_contract.py` and `tests/wal/owned_log_contract.py` are the contract as tests; every
 store passes them.
@@ -10,13 +10,13 @@ from typing import Any, Protocol, TypeVar
 E = TypeVar("E", bound="Entry")
 
 Decode = Callable[[bytes, int | None], E]
-"""Returns an entry, checked against the checksum of the one before it, None where that is not kept.
-Raises `Corrupt`.
+"""Returns the entry in some bytes, checked against the checksum of the entry before it, or None if
+that entry is not kept. Raises `Corrupt`.
 """
 
 
 class Entry(Protocol):
-    """What a log needs to know of an entry."""
+    """The properties that a log needs of an entry."""
 
     @property
     def first_position(self) -> int:
@@ -32,7 +32,7 @@ class Entry(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes it has in the log."""
+        """Its size in the log, in bytes."""
 
 
 class EntryLog(Protocol[E]):
@@ -42,16 +42,18 @@ class EntryLog(Protocol[E]):
     """
 
     first_position: int
-    """Position of the earliest message still kept; `next_position` when none is."""
+    """Position of the earliest kept message; `next_position` when the log is empty."""
     next_position: int
 
     @property
     def durable_position(self) -> int:
-        """Position of the last message known to be synced; `first_position - 1` when none is."""
+        """Position of the last message known to be synced; `first_position - 1` when there is
+        none.
+        """
 
     async def read(self, position: int, *, bytes_max: int) -> list[E]:
-        """Return consecutive synced entries from the one that holds `position`, at least one if
-        there is one.
+        """Return consecutive synced entries from the one that holds `position`; at least one, if
+        any exists.
 
         Stops after the entry that reaches `bytes_max`. Empty when `position` is past the last
         synced entry. Every entry is checked: checksum, chain, density. Raises `Truncated` below
@@ -65,12 +67,14 @@ class EntryLog(Protocol[E]):
 
 
 class OwnedLog(EntryLog[E], Protocol[E]):
-    """A log whose owner keeps its ends in records of the state map, and writes it in a `Batch`."""
+    """A log whose owner stores its ends in records of the state map and writes it with a
+    `Batch`.
+    """
 
     log_id: int
 
     async def go_on(self, first_position: int, last_position: int, crc32c: int) -> None:
-        """Go on from the ends that the owner's records tell of, after its store was opened.
+        """Continue from the ends in the owner's records, after the store is opened.
 
         Raises `Corrupt` when the last entry is not the one with this position and checksum.
         """
@@ -81,27 +85,27 @@ class Batch:
 
     def __init__(self, records: Mapping[str, bytes | None] | None = None) -> None:
         self.records: dict[str, bytes | None] = dict(records or {})
-        """Of the state map; None removes."""
+        """Records of the state map; None removes a key."""
         self.entries: list[tuple[OwnedLog[Any], int, bytes]] = []
-        """Entries by log and last position, in their order."""
+        """Appended entries in order: the log, the last position and the bytes of each."""
         self.kept: dict[OwnedLog[Any], int] = {}
-        """Logs that begin at a later position from now on."""
+        """The new first position of each truncated log."""
         self.removed: list[OwnedLog[Any]] = []
-        """Logs that are given up as a whole."""
+        """Logs to delete."""
 
     def append(self, log: OwnedLog[Any], last_position: int, data: bytes) -> None:
-        """Add an entry to a log, behind those that are there."""
+        """Append an entry to a log."""
         self.entries.append((log, last_position, data))
 
     def truncate(self, log: OwnedLog[Any], first_position: int) -> None:
-        """Give up all messages of a log before a position, which may lie inside an entry."""
+        """Truncate all messages of a log before a position, which may lie inside an entry."""
         self.kept[log] = first_position
 
     def remove(self, log: OwnedLog[Any]) -> None:
-        """Give up a log as a whole."""
+        """Delete a log with all its entries."""
         self.removed.append(log)
 
     @property
     def is_empty(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether the batch changes nothing."""
         return not (self.records or self.entries or self.kept or self.removed)

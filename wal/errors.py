@@ -1,10 +1,10 @@
-"""The root of all errors, and what the log itself raises; each package above has an `errors` of its
-own.
+"""The root of all errors, and the errors of the log itself. Each higher package has its own
+`errors` module.
 
-A class is named by what happened to the caller's resource, has a stable `code` for machines, says
-whether the same call may be tried again, and carries typed fields. Its text says what happened and,
-after a dash, what to do next: one line, the same for a program and on the command line. Violated
-contracts inside the system are `AssertionError`s and are never caught.
+A class is named after what happened to the caller's resource. It has a stable `code` for programs,
+states whether the same call may be retried, and carries typed fields. Its text is one line: what
+happened and, after a dash, what to do next. Programs and the command line get the same text.
+Violated contracts inside the system are `AssertionError`s and are never caught.
 """
 
 import copyreg
@@ -15,14 +15,14 @@ from typing import ClassVar, Literal
 
 _DASH = " — "
 SHOWN_MAX = 80
-"""Characters of a value in an error text: enough to find it by, and no place to leak rows into a
+"""Characters of a value in an error text: enough to identify the value, too few to leak rows into a
 log.
 """
 
 
 def escaped(text: str) -> str:
-    """Return a text as one printable line: what would begin a line, move a cursor or change
-    direction is spelled out.
+    """Return a text as one printable line: characters that begin a line, move the cursor or change
+    direction are escaped.
     """
     if text.isprintable():
         return text
@@ -34,11 +34,11 @@ def escaped(text: str) -> str:
 def shown(value: object) -> str:
     """Return the first `SHOWN_MAX` characters of a value's representation, escaped."""
     if isinstance(value, (str, bytes)):
-        value = value[: SHOWN_MAX + 1]  # representing megabytes takes time
+        value = value[: SHOWN_MAX + 1]  # the representation of megabytes takes long
     try:
         text = repr(value)
     except (ValueError, RecursionError):
-        # an integer of more digits than Python converts, or lists in lists in lists
+        # an integer with more digits than Python converts, or lists nested too deeply
         text = f"<{type(value).__name__}>"
     return brief(text)
 
@@ -51,7 +51,7 @@ def brief(text: str) -> str:
 
 def nearest(name: str, names: Iterable[str], *, likeness: float = 0.5) -> str | None:
     """Return the one of `names` that is most like `name`; None below a `likeness` from 0 to 1."""
-    import difflib  # few names are wrong
+    import difflib  # imported late: few names are wrong
 
     found = difflib.get_close_matches(name, list(names), n=1, cutoff=likeness)
     return found[0] if found else None
@@ -59,34 +59,36 @@ def nearest(name: str, names: Iterable[str], *, likeness: float = 0.5) -> str | 
 
 @unique
 class Ends(Enum):
-    """What has ended when an error is raised, from the least on."""
+    """What an error ends, in ascending order."""
 
     CALL = "call"
-    """The call; the log goes on, and a worker tries again when its turn comes."""
+    """Only the call ends; the log goes on, and a worker retries at its next turn."""
     TERM = "term"
-    """The term of the log, too: its workers end, and the next term begins once the log is back."""
+    """The term of the log ends, too, with its workers; the next term begins when the log is
+    back.
+    """
     LOG = "log"
-    """The log, for this process: whatever needs it ends."""
+    """The log ends for this process, with everything that needs it."""
 
 
 class StreamingNodeError(Exception):
     """Root of all errors; catch this to catch everything the system raises on purpose."""
 
     code: ClassVar[str] = "UNKNOWN"
-    """The name of the class as constants are written, so it stays what it is: programs compare
+    """The name of the class in the style of constants. It never changes, because programs compare
     it.
     """
     retryable: ClassVar[Literal["yes", "no", "indeterminate"]] = "no"
     ends: ClassVar[Ends] = Ends.CALL
-    """What comes next is decided by this, not by the class."""
+    """This attribute decides what happens next, not the class."""
     exit_code: ClassVar[int] = 1
     decides: ClassVar[bool] = True
-    """Whether it answers for an earlier try of the same write, too: not what is refused before the
-    window was asked.
+    """Whether the error also decides the outcome of earlier attempts of the same write. False for a
+    refusal that comes before the window is checked.
     """
     next_step: ClassVar[str] = ""
-    """What helps in general, for a text without a next step: who finds the error often cannot know
-    a better one.
+    """The general next step for a text without one: the code that raises the error often cannot
+    name a better one.
     """
 
     def __init_subclass__(cls) -> None:
@@ -101,13 +103,13 @@ class StreamingNodeError(Exception):
         return escaped(super().__str__())
 
     def __reduce__(self) -> tuple[object, ...]:
-        # To another process, as a pool's: of its text and fields, which a class mostly makes of
-        # other arguments.
+        # Pickle text and fields instead of the constructor's arguments, which mostly differ, so
+        # that an error can pass between processes.
         return copyreg.__newobj__, (type(self),), {**vars(self), "args": self.args}  # type: ignore[attr-defined]
 
     @property
     def happened(self) -> str:
-        """What happened, without what to do next: for who knows a better next step."""
+        """What happened, without the next step, for code that adds a better next step."""
         return str(self).partition(_DASH)[0]
 
     def fields(self) -> dict[str, object]:
@@ -116,7 +118,7 @@ class StreamingNodeError(Exception):
 
 
 def ends_of(error: BaseException) -> Ends:
-    """Return what an error ends; one that is not of this system ends its call."""
+    """Return what an error ends; an error of another library ends its call."""
     return error.ends if isinstance(error, StreamingNodeError) else Ends.CALL
 
 
@@ -136,8 +138,8 @@ class ChannelFenced(StreamingNodeError):
 
 
 class AlreadyOwned(StreamingNodeError):
-    """Another process has this directory open, or this one has: then `own` is true. One that is
-    `brief` is a command.
+    """Another process has this directory open, or this process has, then `own` is true. `brief`
+    marks an owner that is a command and will release it soon.
     """
 
     retryable = "yes"
@@ -161,7 +163,7 @@ class AlreadyOwned(StreamingNodeError):
 
 
 class UnsupportedFormat(StreamingNodeError):
-    """The directory was written by a newer release, or is no node directory at all."""
+    """The directory was written by a newer release, or is not a node directory."""
 
     exit_code = 3
     next_step = "open it with the release that wrote it, or a newer one"
@@ -178,8 +180,8 @@ class Indeterminate(StreamingNodeError):
 
 
 class LogReopening(StreamingNodeError):
-    """The log is being reopened after a failed write of somebody, and was not back in time; the
-    call did nothing.
+    """The log is being reopened after a failed write and was not back in time; the call did
+    nothing.
     """
 
     decides = False
@@ -190,7 +192,7 @@ class LogReopening(StreamingNodeError):
 
 class StorageFull(StreamingNodeError):
     """The disk has less free space than the node needs to stay safe; the call did nothing, or waits
-    for room to go on.
+    for space.
     """
 
     decides = False
@@ -216,8 +218,8 @@ class StorageFailed(StreamingNodeError):
 
 
 class Corrupt(StreamingNodeError):
-    """Stored bytes are not what was written; the range is unreadable and nothing is guessed in its
-    place.
+    """Stored bytes differ from the written ones; the range is unreadable, and no data is guessed in
+    its place.
     """
 
     exit_code = 3
@@ -225,19 +227,17 @@ class Corrupt(StreamingNodeError):
 
 
 class ProtocolError(StreamingNodeError):
-    """A connection carried what is no part of the wire protocol; it is closed, and nothing of that
-    was acted on.
+    """A connection carried data that violates the wire protocol; it is closed, and the data had no
+    effect.
     """
 
-    next_step = (
-        "look whether a node of a matching version is at that address, and what lies between"
-    )
+    next_step = "check that a node of a matching version is at that address, and what lies between"
 
 
 class Truncated(StreamingNodeError):
-    """The requested position or state lies before the earliest one there is; `earliest` names that.
+    """The requested position or state lies before the earliest available one, `earliest`.
 
-    It is no longer kept, or lies before its collection was created.
+    It is no longer kept, or is older than its collection.
     """
 
     def __init__(
@@ -261,11 +261,11 @@ class InvalidArgument(StreamingNodeError):
 
 
 class TooLarge(InvalidArgument):
-    """One message is over the size limit even alone."""
+    """A single message exceeds the size limit."""
 
 
 class AlreadyExists(StreamingNodeError):
-    """The name is taken, by something with another definition, or what has it is not empty."""
+    """The name is taken: its owner has another definition, or is not empty."""
 
 
 class TopicNotFound(StreamingNodeError):
@@ -281,24 +281,23 @@ class GroupNotFound(StreamingNodeError):
 
 
 class Overloaded(StreamingNodeError):
-    """A bound was reached and waiting would not help; the call did nothing."""
+    """A limit is reached and waiting would not help; the call did nothing."""
 
     retryable = "yes"
 
 
 class DeadlineExceeded(Indeterminate, TimeoutError):
-    """The caller's deadline passed before the outcome was known: the call may still take effect, or
-    not.
+    """The caller's deadline passed before the outcome was known; the call may still take effect.
 
-    A `TimeoutError`, as `asyncio.timeout` and `anyio.fail_after` raise one.
+    It is also a `TimeoutError`, like the errors of `asyncio.timeout` and `anyio.fail_after`.
     """
 
     ends = Ends.CALL
 
 
 class Unreachable(StreamingNodeError):
-    """No node answers at the address, or the connection to it was lost and did not come back in
-    time; nothing was done.
+    """No node answers at the address, or a lost connection did not come back in time; nothing was
+    done.
     """
 
     decides = False
@@ -308,7 +307,7 @@ class Unreachable(StreamingNodeError):
 
 
 class Unauthenticated(StreamingNodeError):
-    """The node does not know who is calling: the token or certificate is missing, wrong or
+    """The node cannot authenticate the caller: the token or certificate is missing, wrong or
     expired.
     """
 
@@ -316,6 +315,6 @@ class Unauthenticated(StreamingNodeError):
 
 
 class AccessDenied(StreamingNodeError):
-    """The caller is known, and may not do this."""
+    """The caller is authenticated but has no right to do this."""
 
     next_step = "ask the node's operator for this right"

@@ -1,9 +1,9 @@
-"""Named places where a test can make the process die or fail.
+"""Named places where a test can kill the process or raise an error.
 
 Code calls `failpoint` with a name, `area.step`, between two steps whose order matters. Tests arm it
 in the process, or from outside through the environment variable `STREAMINGNODE_FAILPOINTS`:
-`append.written=kill@3,flush.cut_met=error`. What is left behind at each is told in
-docs/guarantees.md. Not for a per-row path, and no switch for behaviour.
+`append.written=kill@3,flush.cut_met=error`. docs/guarantees.md lists what a crash at each leaves
+behind. Do not use failpoints on per-row paths or to switch behaviour.
 """
 
 import errno
@@ -20,32 +20,34 @@ ENVIRONMENT_VARIABLE = "STREAMINGNODE_FAILPOINTS"
 _EVENT = "streamingnode.failpoint"
 
 failpoint: Callable[[str], None] = partial(sys.audit, _EVENT)
-"""Run what is armed at this name; callable from any thread. Raises what the armed action raises.
+"""Run the action armed at this name; callable from any thread. Raises whatever the action raises.
 
-An audit event of the interpreter: without a hook, which arming adds, it costs one call into C.
+It is an audit event of the interpreter. Arming adds the hook; without it a failpoint costs one call
+into C.
 """
 
 _armed: dict[str, tuple[Callable[[], None], int, Iterator[int]]] = {}
-"""By name: what to do, at which hit, and the numbers of the hits, which two threads never both
-draw.
+"""For each name: the action, the hit to run it at, and a counter that gives each hit of any thread
+its own number.
 """
 
 
 def arm(name: str, action: Callable[[], None], *, at: int = 1) -> None:
-    """Run `action` at the `at`-th hit of `name` from now on, once; replaces what was armed."""
+    """Run `action` once, at the `at`-th hit of `name` from now on; replaces an armed action."""
     _add_hook()
     _armed[name] = action, at, count(1)
 
 
 def disarm_all() -> None:
-    """Forget everything that was armed and counted."""
+    """Remove all armed actions and counters."""
     _armed.clear()
 
 
 def arm_from(text: str) -> None:
-    """Arm what `text` says: `name=action@hit` separated by commas; action `kill` or `error`.
+    """Arm the failpoints in `text`: `name=action@hit`, separated by commas, with action `kill` or
+    `error`.
 
-    Raises `ValueError` for another form, and for a name that no code passes.
+    Raises `ValueError` for another form, and for a name that no code has.
     """
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, separator, what = item.partition("=")
@@ -62,7 +64,7 @@ def arm_from(text: str) -> None:
 
 @cache
 def placed_failpoints() -> frozenset[str]:
-    """Return the names of all failpoints, as the source of the packages has them."""
+    """Return the names of all failpoints in the source of the packages."""
     root = Path(__file__).resolve().parent.parent
     packages = ("wal", "interceptors", "scanner", "flusher", "spark_sink", "streamingnode")
     sources = (
@@ -85,10 +87,10 @@ def _strike(name: str, word: str) -> None:
 
 @cache
 def _add_hook() -> None:
-    sys.addaudithook(_hear)  # once: no hook is ever removed
+    sys.addaudithook(_on_event)  # cached: a hook cannot be removed
 
 
-def _hear(event: str, arguments: tuple[object, ...]) -> None:
+def _on_event(event: str, arguments: tuple[object, ...]) -> None:
     if event == _EVENT and arguments[0] in _armed:
         action, at, hits = _armed[str(arguments[0])]
         if next(hits) == at:

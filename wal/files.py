@@ -1,9 +1,9 @@
-"""Files and directories of a node: regular files only, private whatever the umask, durable when the
-caller syncs them.
+"""Files and directories of a node: only regular files, private under any umask, and durable once
+the caller syncs them.
 
-Assumes what POSIX file systems give: rename is atomic, fsync of a file keeps its bytes, and fsync
-of its directory its name. A directory is 0700 and a file 0600; with `for_group` the group may read
-both. All of it blocks and raises `OSError`.
+Assumes a POSIX file system: rename is atomic, fsync of a file makes its bytes durable, and fsync of
+its directory makes its name durable. A directory has mode 0700 and a file 0600; with `for_group`
+the group may read both. All functions block and raise `OSError`.
 """
 
 import errno
@@ -32,20 +32,20 @@ FILE_MODE = 0o600
 GROUP_FILE_MODE = 0o640
 
 WRITE_BUFFER_BYTES = 1 << 20
-"""Gathers the many small writes of a Parquet file's headers between its pages."""
+"""Large enough to gather the small writes of Parquet page headers."""
 READ_BYTES_MAX = 256 << 20
-"""More than anything has that is read as a whole, a manifest of 500,000 files included."""
+"""Larger than any file that is read as a whole, even a manifest of 500,000 files."""
 _NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
-"""What opening says of a link, a directory, a socket and a device without its driver."""
+"""The errors of opening a link, a directory, a socket and a device without a driver."""
 
-# Also with the one slash that a `Path` makes of two; and the socket of a node.
+# Matches URLs, also with the single slash that `Path` makes of two, and the socket of a node.
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/", re.DOTALL)
 _ADDRESS_OF_NODE = re.compile(r"unix:|(tcp|tls):/|(.*/)?node\.sock/*$", re.DOTALL)
 
 
 def check_path(what: str, path: object) -> Path:
-    """Return the path given as `what`. Raises `InvalidArgument` for what can name no file or
-    directory.
+    """Return `path` as a `Path`; `what` names the argument in errors. Raises `InvalidArgument` for
+    a value that cannot name a file or directory.
     """
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if not isinstance(text, str) or not text or "\0" in text or not _has_bytes(text):
@@ -60,7 +60,9 @@ def check_path(what: str, path: object) -> Path:
 
 
 def _has_bytes(path: str) -> bool:
-    """Whether a path can be what a file system has: half of a surrogate pair mostly cannot."""
+    """Whether the file system's encoding can represent a path; half of a surrogate pair usually
+    cannot be.
+    """
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
@@ -69,14 +71,13 @@ def _has_bytes(path: str) -> bool:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a file and return its descriptor, without waiting and without following a link in its
-    place.
+    """Open a regular file and return its descriptor; never waits and never follows a link.
 
-    Raises `Corrupt` for what is no regular file, at once: a pipe would make an opener wait for
-    ever, a device may do anything, a link leads somewhere else.
+    Raises `Corrupt` at once for anything else: a pipe would block for ever, a device may have side
+    effects, and a link leads elsewhere.
     """
     try:
-        # Non-blocking: a pipe that nobody writes to opens, and is refused below.
+        # Non-blocking: a pipe without a writer opens at once and is refused below.
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
         if error.errno in _NO_FILE:
@@ -94,10 +95,10 @@ def open_binary(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, *, bytes_max: int = READ_BYTES_MAX) -> bytes:
-    """Return the content of a file that is at most so long.
+    """Return the content of a file of at most `bytes_max` bytes.
 
-    Raises `Corrupt` for a longer one before any of it is read, since one of holes costs nothing to
-    make, and as `open_regular`.
+    Raises `Corrupt` for a longer file before reading any of it, because a sparse file of any length
+    is cheap to make. Also raises the errors of `open_regular`.
     """
     with open_binary(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
@@ -110,8 +111,8 @@ def read_regular(path: Path, *, bytes_max: int = READ_BYTES_MAX) -> bytes:
 
 
 def place_beneath(root: Path, path: str) -> Path:
-    """Return where `path` is below `root`. Raises `Corrupt` when a directory on the way is a link:
-    it leads elsewhere.
+    """Return the place of `path` below `root`. Raises `Corrupt` when a directory on the way is a
+    link, which leads elsewhere.
     """
     place = root
     *parents, name = path.split("/")
@@ -123,8 +124,8 @@ def place_beneath(root: Path, path: str) -> Path:
 
 
 def make_parents(directory: Path) -> None:
-    """Make a directory of the user's, and those above it, as the umask says; their names are on
-    disk on return.
+    """Make a directory and its parents with the modes of the umask; their names are durable on
+    return.
     """
     if not directory.is_dir():
         make_parents(directory.parent)
@@ -133,20 +134,20 @@ def make_parents(directory: Path) -> None:
 
 
 def make_directory(path: Path, *, for_group: bool = False) -> None:
-    """Make a directory unless it is there, and make its name durable; what is missing above it as
-    the umask says.
+    """Make a private directory unless it exists, with a durable name. Missing parents get the modes
+    of the umask.
     """
     if not path.is_dir():
         make_parents(path.parent)
         path.mkdir(DIRECTORY_MODE, exist_ok=True)  # somebody else may make it in between
         if for_group:
-            path.chmod(GROUP_DIRECTORY_MODE)  # mkdir leaves out what the umask forbids
+            path.chmod(GROUP_DIRECTORY_MODE)  # mkdir applies the umask
         sync_directory(path.parent)
 
 
 def create_file(path: Path, *, for_group: bool = False, exclusive: bool = False) -> BinaryIO:
-    """Open a file for writing from its start; one of that name is emptied, or with `exclusive` a
-    `FileExistsError`.
+    """Open a file for writing from its start. An existing file is emptied; with `exclusive` it
+    raises `FileExistsError`.
     """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if exclusive else os.O_TRUNC)
     file = open(  # noqa: SIM115
@@ -157,7 +158,7 @@ def create_file(path: Path, *, for_group: bool = False, exclusive: bool = False)
     )
     try:
         if for_group:
-            os.fchmod(file.fileno(), GROUP_FILE_MODE)  # opening leaves out what the umask forbids
+            os.fchmod(file.fileno(), GROUP_FILE_MODE)  # opening applies the umask
     except OSError:
         file.close()
         raise
@@ -175,7 +176,7 @@ def write_file(
 
 
 def sync_file(path: Path) -> None:
-    """Return when the bytes of a file are on disk."""
+    """Return when the bytes of a file are durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -184,41 +185,43 @@ def sync_file(path: Path) -> None:
 
 
 sync_directory = sync_file
-"""Return when the names in a directory are on disk."""
+"""Return when the names in a directory are durable."""
 
 
 def set_group_access(top: Path, *, for_group: bool) -> None:
-    """Give or take the group's access to a directory, if there is one, and everything below it.
+    """Give or take the group's access to a directory, if it exists, and everything below it.
 
-    `top` comes last, so that a crash on the way is followed by another try, and nobody gets in
-    before all of it is open.
+    `top` changes last: after a crash midway the next call repeats the work, and the group gets in
+    only when everything is open.
     """
     directory_mode = GROUP_DIRECTORY_MODE if for_group else DIRECTORY_MODE
     if not top.is_dir() or top.stat().st_mode & 0o777 == directory_mode:
         return
     file_mode = GROUP_FILE_MODE if for_group else FILE_MODE
     for path in top.rglob("*"):
-        if not path.is_symlink():  # it may lead anywhere
+        if not path.is_symlink():  # a link may lead anywhere
             path.chmod(directory_mode if path.is_dir() else file_mode)
     top.chmod(directory_mode)
 
 
 def not_regular(path: Path) -> Corrupt:
-    """Return the error for something else in the place of a file."""
+    """Return the error for anything but a regular file in the place of a file."""
     return Corrupt(
         f"{path} is no regular file — remove what is there, and restore the file from a backup"
     )
 
 
 def open_files_max() -> int | None:
-    """Return how many descriptors this process may have, sockets included; None without a limit."""
+    """Return the limit of open descriptors of this process, sockets included; None without a
+    limit.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def no_descriptor_left(path: Path, error: object) -> Overloaded:
-    """Return the error for work on `path` that found no descriptor; `error` is what the system
-    said.
+    """Return the error for work on `path` that got no descriptor; `error` is the error of the
+    system.
     """
     return Overloaded(
         f"no file descriptor is left for {path}, this process may have "
@@ -229,13 +232,13 @@ def no_descriptor_left(path: Path, error: object) -> Overloaded:
 
 @contextmanager
 def disk_errors_typed(place: object) -> Iterator[None]:
-    """Raise `StorageFailed` for an `OSError` of the block, which reads at `place`, `Overloaded` for
-    want of memory.
+    """Convert errors of the block, which reads at `place`: raise `StorageFailed` for an `OSError`,
+    `Overloaded` for a `MemoryError`.
     """
     try:
         yield
     except (StreamingNodeError, BrokenPipeError):
-        # `DeadlineExceeded` is an `OSError` too, by way of `TimeoutError`; a pipe is on no disk
+        # `DeadlineExceeded` is a `TimeoutError` and so an `OSError`; a broken pipe is no disk error
         raise
     except MemoryError as error:
         raise Overloaded(
@@ -251,20 +254,21 @@ def disk_errors_typed(place: object) -> Iterator[None]:
 LOCK_NAME = "node.lock"
 BRIEF = " brief"
 OWNER_S_MAX = 5.0
-"""How long a service waits for a command to let go of its directory, and a command that did for the
-service to take it.
+"""How long a service waits for a command to release its directory, and how long a command that has
+released it waits for the service to take it.
 """
 
 _held: dict[tuple[int, int], "DirectoryLock"] = {}
-"""The locks of this process, by their files. Pids in the files do not tell: two containers that
-share a directory may both be process 1."""
+"""The locks of this process, by device and inode of the lock file. The pid in a file does not
+identify the process: two containers that share a directory may both be process 1.
+"""
 
 
 class DirectoryLock:
     """Ownership of a directory until `release` or the end of the process. Raises `AlreadyOwned`,
     `StorageFailed`.
 
-    Who has it for a `brief` time says so to those it keeps out.
+    An owner for a `brief` time writes that into the lock file, for processes that are kept out.
     """
 
     def __init__(self, directory: Path, *, brief: bool = False) -> None:
@@ -281,22 +285,22 @@ class DirectoryLock:
                 ) from error
             status = os.fstat(lock)
             identity = status.st_dev, status.st_ino
-            # The lock file has the pid, where others can read it. The directory itself is locked,
-            # too: it cannot be unlinked and made anew behind the owner's back, which would let two
-            # writers both acknowledge.
+            # The lock file has the owner's pid, which others can read. Lock the directory itself,
+            # too: a lock file can be unlinked and created again, and then two writers could both
+            # acknowledge writes.
             for descriptor in (lock, place):
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
                     own = identity in _held
-                    # Who has only the directory reads it, and the lock file still names an owner
-                    # before that.
+                    # A process that holds only the directory's lock is a reader; the lock file then
+                    # still names an earlier owner.
                     holder, is_brief = read_owner(lock) if descriptor == lock else (None, False)
                     raise AlreadyOwned(
                         str(directory), os.getpid() if own else holder, own=own, brief=is_brief
                     ) from error
             pid = f"{os.getpid()}{BRIEF * brief}\n".encode()
-            # it goes over the old one: on a full disk an emptied file would get no block again
+            # Overwrite the old pid: on a full disk an emptied file may not get a block again.
             os.pwrite(lock, pid, 0)
             os.ftruncate(lock, len(pid))
             opened.callback(self._unlock, lock, place, len(pid))
@@ -307,11 +311,11 @@ class DirectoryLock:
 
     @staticmethod
     def _unlock(lock: int, place: int, length: int) -> None:
-        """Take the pid out, so that who is refused before the next owner's is in does not take it
-        for that one's; unlock.
+        """Erase the pid, then unlock. A process that is refused before the next owner has written
+        its pid then reads no stale pid.
 
-        Closing is not enough: a process that another thread is just starting has the descriptors
-        until it runs its program.
+        Closing the descriptors is not enough: a child process that another thread is starting holds
+        copies until it executes its program.
         """
         with suppress(OSError):
             os.pwrite(lock, bytes(length), 0)
@@ -323,7 +327,7 @@ class DirectoryLock:
         self._held.close()
 
     def _leave(self) -> None:
-        """Close the descriptors without unlocking: the lock is the parent's, and ends with it."""
+        """Close the descriptors without unlocking: the lock belongs to the parent process."""
         self._held.pop_all()
         for descriptor in self._descriptors:
             os.close(descriptor)
@@ -331,7 +335,7 @@ class DirectoryLock:
 
 def _leave_in_child() -> None:
     for lock in list(_held.values()):
-        lock._leave()  # noqa: SLF001 - of this class
+        lock._leave()  # noqa: SLF001 - the class is of this module
     _held.clear()
 
 
@@ -339,10 +343,10 @@ os.register_at_fork(after_in_child=_leave_in_child)
 
 
 def read_owner(lock: int) -> tuple[int | None, bool]:
-    """Return the pid in an open lock file and whether its process has the directory for a brief
+    """Return the pid in an open lock file and whether its process owns the directory for a brief
     time.
 
-    None, and true, of an owner that is about to write it: who that is shows soon.
+    Returns (None, True) when the owner has not written its pid yet; it will do so soon.
     """
     pid, _, rest = os.pread(lock, 32, 0).decode("ascii", "replace").strip().partition(" ")
     return (int(pid), rest == BRIEF.strip()) if pid.isdecimal() else (None, True)

@@ -1,8 +1,8 @@
-"""Frames: what a connection between a node and its clients carries, both ways. No I/O;
-`docs/protocol.md` has the picture.
+"""Frames: the unit that a node and its clients exchange in both directions. No I/O;
+`docs/protocol.md` has the layout.
 
-A frame's length is checked before anything is kept for it, and its checksum before anything in it
-is looked at: what a connection carried wrongly is never acted on, and ends it.
+The length of a frame is checked before memory is allocated for it, and its checksum before its
+content is used. Damaged data has no effect and ends the connection.
 """
 
 import struct
@@ -16,15 +16,15 @@ from wal.codec import crc32c
 from wal.errors import ProtocolError
 
 PREFACE = b"SNWP\r\n\x1a\n"
-"""What each side sends first."""
+"""The first bytes that each side sends."""
 FRAME_BYTES_MAX = 8 << 20
-"""Of one frame, header and all: an append group, and what is around it."""
+"""The limit of one frame with its header: an append group and its overhead fit."""
 GREETING_BYTES_MAX = 64 << 10
-"""Of a frame before the two sides have agreed."""
+"""The limit of a frame before the handshake is done."""
 PARTS_MAX = 64
-"""Long frames of which a side may have sent a part and not the end."""
+"""The number of incomplete long frames that a side may have sent."""
 RECEIVED_BYTES = 64 << 10
-"""What is received at a time; a longer frame is received into a buffer of its own."""
+"""The size of the receive buffer; a longer frame is received into its own buffer."""
 
 _FRAMED = struct.Struct("<II")
 _CHECKED = struct.Struct("<QHHI")
@@ -33,8 +33,8 @@ FRAME_HEADER_BYTES = _FRAMED.size + _CHECKED.size
 
 @unique
 class FrameKind(IntEnum):
-    """What a frame says. Numbers are for ever, also 18, which an earlier release used; kinds that a
-    side does not know are skipped.
+    """The kind of a frame. Numbers never change and are never reused, including 18 of an earlier
+    release. A side skips unknown kinds.
     """
 
     HELLO = 1
@@ -58,8 +58,8 @@ class FrameKind(IntEnum):
 
 
 class Frame(NamedTuple):
-    """One frame, checked: `number` is that of its call or stream, 0 for the connection's own;
-    `meta` is not decoded.
+    """One checked frame. `number` is that of its call or stream, 0 for the connection itself;
+    `meta` is still encoded.
     """
 
     kind: int
@@ -78,8 +78,8 @@ class Frame(NamedTuple):
 def encode_frame(
     kind: int, number: int, meta: object = None, *payload: bytes | memoryview
 ) -> list[bytes | memoryview]:
-    """Return the bytes of a frame in parts, for `writelines`; the payload, of any parts itself, is
-    not copied.
+    """Return the bytes of a frame in parts, for `writelines`; the parts of the payload are not
+    copied.
 
     Raises `ProtocolError` if it is too long.
     """
@@ -97,12 +97,11 @@ def encode_frame(
 
 
 class FrameReader:
-    """Makes frames of what a connection received, in whatever pieces it comes. Holds at most one
-    frame that is not whole.
+    """Decodes frames from received bytes in pieces of any size. Holds at most one incomplete frame.
 
-    `room` is where the next bytes go, and `received` says how many came: so those of a long frame
-    are received where they stay, and nobody copies them; `allocate` makes a buffer for one, of
-    bytes that need not be zeros.
+    `room` returns the buffer for the next bytes, and `received` takes the number of bytes received
+    into it. So a long frame is received in place without a copy. `allocate` makes the buffer of a
+    long frame; it need not be zeroed.
     """
 
     def __init__(
@@ -113,19 +112,19 @@ class FrameReader:
     ) -> None:
         self.frame_bytes_max = frame_bytes_max
         self._allocate = allocate
-        """The bound is to be raised when both sides have agreed."""
+        """Raise `frame_bytes_max` after the handshake."""
         self.held_bytes = 0
-        """What of a frame is there that is not whole yet."""
+        """The received bytes of an incomplete frame."""
         self.long_bytes = 0
-        """What a frame needs that is not whole and has, or gets with `room`, a buffer of its
-        own.
+        """The size of an incomplete frame that has its own buffer, or gets one with `room`; 0 for
+        none.
         """
         self._buffer = memoryview(b"")
         self._has_preface = False
 
     def room(self) -> memoryview:
-        """Return where the next bytes go, never nothing: the rest of a long frame, or room for
-        several that are not.
+        """Return the buffer for the next bytes, which is never empty: the rest of a long frame, or
+        space for several short ones.
         """
         if not self.held_bytes:
             self._buffer = memoryview(bytearray(RECEIVED_BYTES))
@@ -136,7 +135,7 @@ class FrameReader:
         return self._buffer[self.held_bytes :]
 
     def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
-        """Yield the frames that bytes make whole, as `received` does."""
+        """Yield the frames that these bytes complete, like `received`."""
         view = memoryview(data)
         while view:
             room = self.room()
@@ -146,10 +145,10 @@ class FrameReader:
             yield from self.received(len(taken))
 
     def received(self, size_bytes: int) -> Iterator[Frame]:
-        """Yield the frames that are whole now, to be taken all before the next call.
+        """Yield the frames that are complete now; consume them all before the next call.
 
-        Raises `ProtocolError` for a preface, a length or a checksum that is wrong; the connection
-        is of no use then.
+        Raises `ProtocolError` for a wrong preface, length or checksum; the connection must then be
+        closed.
         """
         received = self._buffer[: self.held_bytes + size_bytes]
         at = 0
@@ -158,7 +157,7 @@ class FrameReader:
             if not self._has_preface:
                 found = bytes(received[: len(PREFACE)])
                 if not PREFACE.startswith(found):
-                    raise ProtocolError(f"what came first is no part of this protocol: {found!r}")
+                    raise ProtocolError(f"the first bytes are no part of this protocol: {found!r}")
                 if len(found) < len(PREFACE):
                     return
                 self._has_preface = True
@@ -173,8 +172,8 @@ class FrameReader:
                 if end > len(received):
                     wanted = end - at
                     return
-                # What has a buffer of its own stays there. Others are copied out of theirs, or each
-                # would keep all of it.
+                # A frame in its own buffer stays there. Copy short frames out of the shared buffer:
+                # otherwise each would keep all of it alive.
                 whole = received[at + _FRAMED.size : end]
                 whole = (
                     whole.toreadonly()
@@ -188,33 +187,34 @@ class FrameReader:
             self.held_bytes = len(rest)
             self.long_bytes = wanted if rest and wanted > RECEIVED_BYTES else 0
             if not rest:
-                self._buffer = memoryview(b"")  # who is quiet holds nothing
+                self._buffer = memoryview(b"")  # an idle connection uses no buffer
             elif at:
                 self._buffer[: len(rest)] = rest
 
     def drop(self) -> None:
-        """Hold nothing any more: the connection is lost."""
+        """Release all buffers: the connection is lost."""
         self._buffer = memoryview(b"")
         self.held_bytes = 0
         self.long_bytes = 0
 
 
 class LongFrames:
-    """Joins long frames, which come as parts. Those that are not whole have `bytes_max` together.
+    """Reassembles long frames from their parts. All incomplete frames together have at most
+    `bytes_max` bytes.
 
-    With a bound of 0, which is that of a side before the hello, each part is refused.
+    With a bound of 0, as before the handshake, each part is refused.
     """
 
     def __init__(self, bytes_max: int = 0) -> None:
         self.bytes_max = bytes_max
         self.held_bytes = 0
-        """Bytes of the frames that are not whole."""
+        """Bytes of the incomplete frames."""
         self._parts: dict[int, bytearray] = {}
 
     def whole(self, frame: Frame) -> Frame | None:
-        """Return a frame with the parts that came before it; None for a part.
+        """Return a frame joined with its earlier parts; None for a part.
 
-        Raises `ProtocolError` for a part of nothing, of one frame or one byte too many.
+        Raises `ProtocolError` for an empty part, and for more frames or bytes than the limits.
         """
         if frame.kind != FrameKind.PART:
             parts = self._parts.pop(frame.number, None) if self._parts else None
@@ -224,23 +224,21 @@ class LongFrames:
             parts += frame.payload
             return frame._replace(payload=memoryview(parts))
         if not frame.payload or len(self._parts) >= PARTS_MAX:
-            raise ProtocolError(f"a part of nothing, or of over {PARTS_MAX} frames at a time")
+            raise ProtocolError(f"an empty part, or parts of over {PARTS_MAX} frames at a time")
         self.held_bytes += len(frame.payload)
         if self.held_bytes > self.bytes_max:
-            raise ProtocolError(f"over {self.bytes_max} bytes of long frames that are not whole")
+            raise ProtocolError(f"over {self.bytes_max} bytes of incomplete long frames")
         self._parts.setdefault(frame.number, bytearray()).extend(frame.payload)
         return None
 
     def drop(self) -> None:
-        """Hold nothing any more: the connection is lost."""
+        """Release all buffers: the connection is lost."""
         self._parts.clear()
         self.held_bytes = 0
 
 
 def _checked(whole: memoryview, length: int, checksum: int) -> Frame:
-    """Return the frame that has these bytes behind its length and checksum. Raises
-    `ProtocolError`.
-    """
+    """Return the frame with these bytes after its length and checksum. Raises `ProtocolError`."""
     if crc32c(whole) != checksum:
         raise ProtocolError("a frame fails its checksum")
     number, kind, _, meta_length = _CHECKED.unpack_from(whole)

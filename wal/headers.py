@@ -1,8 +1,8 @@
-"""Typed headers: what a message says beside its rows. Stored as MessagePack arrays, so fields are
-only ever appended.
+"""Typed headers: the fields of a message beside its rows. They are stored as MessagePack arrays, so
+new fields are only ever appended.
 
-Fields the node stamps on the way (segment, offsets, cut number) have a default that no stamped
-message carries.
+Fields that the node stamps (segment, offsets, cut number) default to a value that no stamped
+message has.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ import msgspec
 
 @unique
 class MessageType(IntEnum):
-    """What a message is. The number is stored; it follows Milvus, except `CUT`, which has no
-    counterpart there.
+    """The type of a message. The number is stored; it is that of Milvus, except `CUT`, which Milvus
+    does not have.
     """
 
     TIME_TICK = 1
@@ -32,30 +32,32 @@ class MessageType(IntEnum):
     COMMIT_TXN = 901
     ROLLBACK_TXN = 902
     TXN = 999
-    """An assembled transaction: made by readers, never in a log."""
+    """An assembled transaction; only readers make it, it is never in a log."""
 
     def __str__(self) -> str:
         return self.name
 
 
 MESSAGE_VERSION = 2
-"""Version of every message this release writes; (type, version) names the header's layout."""
+"""The version of all messages that this release writes; (type, version) selects the layout of the
+header.
+"""
 
 _T = MessageType
 
 SYSTEM = frozenset({_T.TIME_TICK, _T.BEGIN_TXN, _T.COMMIT_TXN, _T.ROLLBACK_TXN, _T.TXN})
-"""Handled whatever a reader's type filter says."""
+"""Processed by readers regardless of their type filter."""
 DDL = frozenset({_T.CREATE_COLLECTION, _T.DROP_COLLECTION, _T.CREATE_PARTITION, _T.DROP_PARTITION})
-"""Changes what exists: takes its vchannels for itself and ends the transactions in flight on them,
-which a cut does not.
+"""Changes the catalog: locks its vchannels exclusively and ends the open transactions on them. A
+cut does not end transactions.
 """
 DML = frozenset({_T.INSERT, _T.DELETE})
-"""Carries rows or keys."""
+"""Carry rows or keys."""
 MAKES_ROOM = frozenset(
     {_T.TIME_TICK, _T.FLUSH, _T.CUT, _T.DROP_COLLECTION, _T.DROP_PARTITION, _T.ROLLBACK_TXN}
 )
-"""Little data after which log or files may be given up; the first tick of a term, without which
-nothing may, is one too.
+"""Small messages that allow log or files to be deleted afterwards. The first tick of a term is one:
+without it nothing can be deleted.
 """
 UNSTAMPED = -1
 
@@ -66,7 +68,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class TimeTickHeader(Header, frozen=True, gc=False):
     """Everything at or below the message's tick is before it in the log. `source_id` names the node
-    that says so.
+    that wrote it.
     """
 
     source_id: str = ""
@@ -75,8 +77,8 @@ class TimeTickHeader(Header, frozen=True, gc=False):
 class InsertHeader(Header, frozen=True, gc=False):
     """Rows for one partition of one vchannel; `first_offset` is the row offset of the first row.
 
-    An insert with rows on several vchannels is several messages, one right after the other; `part`
-    numbers them from 0.
+    An insert with rows on several vchannels is several consecutive messages; `part` numbers them
+    from 0.
     """
 
     collection_id: int
@@ -89,10 +91,10 @@ class InsertHeader(Header, frozen=True, gc=False):
 
 
 class DeleteHeader(Header, frozen=True, gc=False):
-    """Keys to delete on one vchannel: rows of those keys with an offset below `next_offset` are
-    gone.
+    """Keys to delete on one vchannel: removes rows with these keys and an offset below
+    `next_offset`.
 
-    A delete on several vchannels is several messages, as an insert is.
+    A delete on several vchannels is several messages, like an insert.
     """
 
     collection_id: int
@@ -116,7 +118,7 @@ class CreateCollectionHeader(Header, frozen=True, gc=False):
 
 
 class DropCollectionHeader(Header, frozen=True, gc=False):
-    """The collection and everything in it is gone."""
+    """Deletes a collection with everything in it."""
 
     collection_id: int
 
@@ -130,15 +132,15 @@ class CreatePartitionHeader(Header, frozen=True, gc=False):
 
 
 class DropPartitionHeader(Header, frozen=True, gc=False):
-    """The partition and the rows in it are gone."""
+    """Deletes a partition with its rows."""
 
     collection_id: int
     partition_id: int
 
 
 class CreateSegmentHeader(Header, frozen=True, gc=False):
-    """A growing segment is open for rows; the limits are soft: one crossing insert is taken, then
-    it is sealed.
+    """A growing segment is open for rows. The limits are soft: the insert that crosses one is
+    accepted, then the segment is sealed.
     """
 
     collection_id: int
@@ -172,8 +174,8 @@ class BeginTxnHeader(Header, frozen=True, gc=False):
 
 
 class BodyAssignment(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a commit gives one body: segment and first offset of an insert, or the next offset of a
-    delete (segment 0).
+    """What a commit assigns to one body: segment and first offset of an insert, or segment 0 and
+    next offset of a delete.
     """
 
     segment_id: int
@@ -181,7 +183,7 @@ class BodyAssignment(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CommitTxnHeader(Header, frozen=True, gc=False):
-    """A transaction takes place at this message's tick; `assignments` follow the order of its
+    """A transaction takes effect at this message's tick; `assignments` are in the order of its
     bodies.
     """
 
@@ -190,7 +192,7 @@ class CommitTxnHeader(Header, frozen=True, gc=False):
 
     @classmethod
     def of(cls, bodies: Sequence[tuple[str, Header]]) -> Self:
-        """Return the header of a commit of bodies, given their vchannels and stamped headers."""
+        """Return the header of a commit from the vchannels and stamped headers of its bodies."""
         vchannels = {vchannel for vchannel, _ in bodies}
         assignments = list[BodyAssignment]()
         for _, header in bodies:
@@ -202,7 +204,7 @@ class CommitTxnHeader(Header, frozen=True, gc=False):
 
 
 class RollbackTxnHeader(Header, frozen=True, gc=False):
-    """A transaction never takes place; `reason` is for people."""
+    """A transaction never takes effect; `reason` is for people."""
 
     reason: str = ""
 
@@ -222,4 +224,4 @@ HEADERS: dict[tuple[MessageType, int], type[Header]] = {
     (_T.COMMIT_TXN, MESSAGE_VERSION): CommitTxnHeader,
     (_T.ROLLBACK_TXN, MESSAGE_VERSION): RollbackTxnHeader,
 }
-"""The registry of header layouts; adding a version means adding a row, never changing one."""
+"""The registry of header layouts. A new version adds a row; existing rows never change."""

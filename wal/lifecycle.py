@@ -1,5 +1,5 @@
-"""Whether a log takes appends: the one state machine of that question, from the opening of its node
-to the close. Pure.
+"""The state machine that decides whether a log takes appends, from the opening of its node to the
+close. Pure.
 
     RECOVERING --recovered--> OPEN --lost--> ENDING --ended--> REOPENING --verified--> RECOVERING
                                                                 ^  |                    |
@@ -8,10 +8,9 @@ to the close. Pure.
                                                                 +-------- WAITING
     any of these --damage--> FAILED        any of these --close--> CLOSED
 
-A write with an open outcome ends the term: its appends hear of it, and what it knew is thrown away.
-The store is then closed, verified as at a start and opened under the next term, whose state is
-rebuilt from the log; a step that fails is tried again after a pause. Damage, or another owner, is
-not outlived.
+A write with an unknown outcome ends the term: its appends fail, and its state is discarded. The
+store is then closed, verified as at a start and opened under the next term, whose state is rebuilt
+from the log. A failed step is retried after a pause. Damage and another owner end the log for good.
 """
 
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from wal.errors import AlreadyOwned, Corrupt, Ends, UnsupportedFormat, ends_of
 
 @unique
 class LogState(Enum):
-    """What a log is doing; only `OPEN` takes appends, and in all others but the last two they
+    """The state of a log. Only `OPEN` takes appends; in all other states but the last two they
     wait.
     """
 
@@ -32,7 +31,7 @@ class LogState(Enum):
     """The term's state is being rebuilt from the log."""
     OPEN = "open"
     ENDING = "ending"
-    """A write failed; the appends of the term are told."""
+    """A write failed; the appends of the term are being failed."""
     REOPENING = "reopening"
     """The store is being closed, verified and opened; see the store's own condition."""
     WAITING = "waiting"
@@ -56,12 +55,12 @@ TRANSITIONS: dict[LogState, set[LogState]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReopenOptions:
-    """How a log that failed comes back, in seconds.
+    """How a failed log is reopened; all times in seconds.
 
-    A call waits `wait_s` for it before it is refused with `LOG_REOPENING`, or with `INDETERMINATE`
-    when its write is the one that failed: longer than verifying 1 GiB takes, shorter than patience.
-    After a failed attempt comes a pause of `first_pause_s`, twice as long each time up to
-    `longest_pause_s`: appends are to resume within 5 s after the disk works again.
+    A call waits `wait_s` before it is refused with `LOG_REOPENING`, or with `INDETERMINATE` when
+    its own write failed: longer than it takes to verify 1 GiB, shorter than the patience of users.
+    After a failed attempt it pauses for `first_pause_s`, doubled each time up to `longest_pause_s`,
+    so that appends resume within 5 s after the disk works again.
     """
 
     wait_s: float = 30.0
@@ -70,25 +69,25 @@ class ReopenOptions:
 
 
 OBSTACLES = (Corrupt, AlreadyOwned, UnsupportedFormat)
-"""What does not pass by itself, if it is what it looks like."""
+"""Errors that do not go away by themselves, if they are real."""
 OBSTACLES_SEEN_MAX = 3
-"""A disk that cannot be read for a moment looks like damage, and a handle of this process that is
-not collected yet like another owner's lock; three looks in a row that find it are believed."""
+"""A temporary read error looks like damage, and an uncollected handle of this process looks like
+the lock of another owner. So an obstacle counts as real after three attempts in a row.
+"""
 
 
 def is_final(error: Exception, *, obstacles_seen: int) -> bool:
-    """Whether a failed attempt to reopen is the last one; `obstacles_seen` counts attempts in a row
-    that met an obstacle.
+    """Return whether a failed attempt to reopen is the last one; `obstacles_seen` counts
+    consecutive attempts that met an obstacle.
     """
     return obstacles_seen >= OBSTACLES_SEEN_MAX or ends_of(error) is Ends.LOG
 
 
 class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one log stands now.
+    """The current status of one log.
 
-    `store` is the condition of the log store under it. `reopened` counts how often the log came
-    back by itself, `attempts` the failed ones since it last took appends; `last_error` is what the
-    latest of all these was about.
+    `store` is the condition of its log store. `reopened` counts successful reopenings, `attempts`
+    the failed ones since the log last took appends. `last_error` is the latest error of all these.
     """
 
     pchannel: str

@@ -1,5 +1,5 @@
-"""What many readers of a log share: its live tail, which was just confirmed, and what those behind
-it have just read.
+"""Entries that the readers of a log share: the live tail of newly confirmed entries, and recent
+reads of readers behind it.
 """
 
 import asyncio
@@ -11,18 +11,17 @@ from wal.position import FIRST_POSITION
 from wal.queue import Signal
 
 CAPACITY_BYTES = 64 << 20
-"""Entries kept for tailing readers: what a reader may be behind before it goes back to the disk."""
+"""Size of the entries kept for tailing readers: a reader further behind reads from the disk."""
 SHARED_BYTES = 16 << 20
-"""Entries kept of what was read from the disk: what readers that catch up may be apart for one read
-to serve them all.
+"""Size of the entries kept from disk reads: readers that catch up within this distance share one
+read.
 """
 
 
 class SharedReads:
-    """What was last read of one log, and what is being read, while somebody catches up; nothing is
-    kept after that.
+    """Recent and running reads of one log, kept while at least one reader catches up.
 
-    What fails is not shared: each reader finds out by itself.
+    Failures are not shared: each reader gets its own.
     """
 
     def __init__(self) -> None:
@@ -31,32 +30,32 @@ class SharedReads:
 
     @property
     def size_bytes(self) -> int:
-        """How much is kept."""
+        """The size of all kept entries, in bytes."""
         return sum([size_bytes for size_bytes, _ in self._ranges])
 
     def clear(self) -> None:
-        """Forget everything; what is being read is not kept."""
+        """Forget everything, including running reads."""
         self._ranges: list[tuple[int, list[LogEntry]]] = []
-        """In the order of their last use, with their sizes."""
+        """Kept reads with their sizes, in the order of their last use."""
         self.under_way: dict[int, asyncio.Event] = {}
-        """Reads that have begun, by position; set when they are over, however they ended."""
+        """Running reads by position; each event is set when its read ends in any way."""
 
     def join(self, reader: object) -> None:
-        """Keep what is read from now on, for as long as this reader catches up; idempotent."""
+        """Keep reads from now on, while this reader catches up; idempotent."""
         self._catching_up.add(reader)
 
     def leave(self, reader: object) -> None:
-        """Let go what only a reader that does not catch up any more would need; idempotent."""
+        """Note that a reader has caught up or ended; the last one clears everything. Idempotent."""
         self._catching_up.discard(reader)
         if not self._catching_up:
             self.clear()
 
     def find(self, position: int, *, bytes_max: int, end_position: int) -> list[LogEntry]:
-        """Return entries from the one that holds `position` on, as many as a read would: none if
-        they are not kept.
+        """Return entries from the one that holds `position` on, as many as a disk read would
+        return; none if they are not kept.
 
-        Less would have a reader take a log that one read holds in several, between which it may be
-        truncated.
+        Fewer entries would split a range into several reads, and the log may be truncated between
+        them.
         """
         for at, (_, entries) in enumerate(self._ranges):
             if entries[0].first_position <= position <= entries[-1].last_position:
@@ -70,7 +69,7 @@ class SharedReads:
         return []
 
     def keep(self, entries: list[LogEntry]) -> None:
-        """Keep what was read, in the place of what has not been used for the longest time."""
+        """Keep the entries of a read and evict the least recently used ones."""
         if self._catching_up and entries:
             self._ranges.append((sum([entry.size_bytes for entry in entries]), entries))
             while self.size_bytes > SHARED_BYTES and len(self._ranges) > 1:
@@ -78,40 +77,44 @@ class SharedReads:
 
 
 class LiveTail:
-    """The newest confirmed entries of one log, from `first_position` up to `next_position`, and its
-    confirmed tick.
+    """The newest confirmed entries of one log, from `first_position` to before `next_position`, and
+    its confirmed tick.
 
-    The writer never waits and never asks who reads. The oldest entries are evicted when there are
-    too many bytes, but never the last one; what a reader was given stays valid, and one that falls
-    behind returns to the log.
+    The writer never waits for readers. The oldest entries are evicted when they exceed the
+    capacity, except the last one. Entries that a reader has received stay valid; a reader that
+    falls behind reads from the log.
     """
 
     def __init__(self, *, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self._capacity_bytes = capacity_bytes
         self._entries: dict[int, LogEntry] = {}
-        """By running numbers from `_first` on: evicting one moves none of the others."""
+        """Entries by consecutive numbers from `_first` on, so that an eviction moves no other
+        entry.
+        """
         self._first = 0
         self.behind = SharedReads()
-        """What the readers have read that are not up to the tail yet."""
+        """The shared reads of readers that have not reached the tail yet."""
         self.changed = Signal()
         """Wakes the readers when something is published, or the tail is closed."""
         self.closed = False
         self.size_bytes = 0
         self.first_position = self.next_position = FIRST_POSITION
-        """Of the oldest message in memory and of the next one to come."""
-        self.confirmed_tick = 0
-        """Everything at or below this tick has been published; nothing at or below it will be any
-        more.
+        """`first_position` is that of the oldest message in memory, `next_position` that of the
+        next new one.
         """
+        self.confirmed_tick = 0
+        """Everything at or below this tick has been published; later entries have higher ticks."""
 
     @property
     def entry_count(self) -> int:
-        """How many entries are in memory."""
+        """The number of entries in memory."""
         return len(self._entries)
 
     def start(self, *, next_position: int, confirmed_tick: int) -> None:
-        """Forget what is in memory and go on where the log is, before a term's first append."""
-        assert next_position >= self.next_position, "positions handed out are never taken back"
+        """Drop all entries and continue at the end of the log, before the first append of a
+        term.
+        """
+        assert next_position >= self.next_position, "assigned positions are never reused"
         assert confirmed_tick >= self.confirmed_tick, "a confirmed tick is a promise"
         self._first += len(self._entries)
         self._entries.clear()
@@ -122,8 +125,8 @@ class LiveTail:
         self.changed.wake()
 
     def append(self, entry: LogEntry) -> None:
-        """Publish a confirmed entry; ticks ascend, positions are dense. Never waits, never fails
-        for a reader's sake.
+        """Publish a confirmed entry; ticks ascend, positions are dense. Never waits, and readers
+        cannot make it fail.
         """
         assert entry.first_tick > self.confirmed_tick, "entries come in the order of their ticks"
         assert entry.first_position == self.next_position, "entries come at dense positions"
@@ -139,7 +142,7 @@ class LiveTail:
         self.changed.wake()
 
     def advance(self, tick: int) -> None:
-        """Publish an idle tick: everything at or below it has been published. It takes no space."""
+        """Publish an idle tick: everything at or below it is published. It takes no space."""
         self.confirmed_tick = max(self.confirmed_tick, tick)
         self.changed.wake()
 
@@ -147,12 +150,12 @@ class LiveTail:
         """Return the entries from the one that holds `position`, up to the one that reaches
         `bytes_max`; none at the end.
 
-        What lies below `first_position` is only in the log any more, and must not be asked for.
+        `position` must not be below `first_position`: earlier entries are only in the log.
         """
         assert position >= self.first_position, "evicted"
         taken: list[LogEntry] = []
         if position >= self.next_position:
-            return taken  # mostly: who tails has read what there is
+            return taken  # the usual case: a tailing reader has read everything
         numbers = range(self._first, self._first + len(self._entries))
         size_bytes = 0
         for number in numbers[
@@ -166,6 +169,6 @@ class LiveTail:
         return taken
 
     def close(self) -> None:
-        """Publish nothing more, and send every waiting reader away; idempotent."""
+        """Publish nothing more and wake every waiting reader, which then ends; idempotent."""
         self.closed = True
         self.changed.wake()

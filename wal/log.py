@@ -1,5 +1,5 @@
-"""The contracts of a log store, of the map of state beside its logs, and of the logs that users of
-that map keep. The stores on RocksDB and in memory keep all of them.
+"""The contracts of a log store, of the state map beside its logs, and of the logs that users of
+that map own. The stores on RocksDB and in memory implement all of them.
 
 `tests/wal/log_contract.py`, `tests/wal/state_map_contract.py` and `tests/wal/owned_log_contract.py`
 are the contracts as tests.
@@ -20,7 +20,7 @@ from wal.failpoint import failpoint
 
 
 class Log(EntryLog[LogEntry], Protocol):
-    """One ordered log of packs, which are its entries: an `EntryLog` and the codec of packs.
+    """One ordered log of packs: an `EntryLog` with the codec of packs; each pack is one entry.
 
     Positions begin at 1, ids ascend in append order. All methods are called on the event loop; none
     blocks it.
@@ -28,44 +28,45 @@ class Log(EntryLog[LogEntry], Protocol):
 
     name: str
     wal_name: str
-    """The kind of log, as message ids name it."""
+    """The kind of log, as in message ids."""
     last_tick: int
     """Tick of the last entry in the log, 0 for an empty one."""
 
     async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
-        """Wait until the queue has room for `size_bytes`; back-pressure, first come first served.
+        """Wait until the queue has space for `size_bytes`: back-pressure, first come, first served.
 
-        Raises `StorageFull` when the disk is below its low-water mark (what `makes_room` only when
-        nothing can be written any more), `OnShutdown` when closed, `LogReopening` when an earlier
-        write failed and the store refuses more. Cancelling gives the place in the queue back.
+        Raises `StorageFull` when the disk is below its low-water mark; with `makes_room` only when
+        no write is possible any more. Raises `OnShutdown` when closed, `LogReopening` when an
+        earlier write failed and the store refuses writes. Cancelling releases the place in the
+        queue.
         """
 
     def append(self, pack: Pack) -> AppendTicket:
-        """Give a stamped pack its positions and queue it; never suspends, so call order is position
-        order.
+        """Assign positions to a stamped pack and queue it; never suspends, so call order is
+        position order.
 
-        Entries become durable in call order; when one fails, all after it fail too. Raises as
-        `admit` does, and `InvalidArgument`, before anything is queued, for a tick that is not above
-        the one before it.
+        Entries become durable in call order; when one fails, all later ones fail, too. Raises the
+        errors of `admit`, and `InvalidArgument` for a tick that is not above the previous one; then
+        nothing is queued.
         """
 
     async def truncate(
         self, position: int, *, needed: Callable[[], int | None] | None = None
     ) -> None:
-        """Give up everything before the entry that holds `position`, and its disk space;
+        """Delete everything before the entry that holds `position`, and free its disk space;
         idempotent.
 
-        Nothing goes when by then something from before it is `needed`: who asks for less may have
-        come meanwhile.
+        Deletes nothing when `needed` returns an earlier position at that moment: a reader that
+        needs it may have arrived in the meantime.
         """
 
 
 class StateMap(Protocol):
-    """A small durable map beside the logs of a store: keys are text, values are bytes.
+    """A small durable map beside the logs of a store, from text to bytes.
 
-    It is meant for thousands of records of some kilobytes, all of which fit in memory. All methods
-    are called on the event loop; none blocks it. After a failed write all raise `LogReopening`
-    until the store is reopened, since nobody knows then whether the last change is there; after
+    It is meant for thousands of records of a few kilobytes, all held in memory. All methods are
+    called on the event loop; none blocks it. After a failed write all methods raise `LogReopening`
+    until the store is reopened, because the outcome of the last change is unknown until then. After
     `close` they raise `OnShutdown`.
     """
 
@@ -78,17 +79,17 @@ class StateMap(Protocol):
         """
 
     async def put(self, changes: Mapping[str, bytes | None]) -> None:
-        """Set keys (None removes), all at once or none; durable on return.
+        """Set keys atomically (None removes a key); durable on return.
 
-        Changes take effect in call order. An entry that was acknowledged before the call is durable
-        on return, too. Cancelling the caller does not undo the change.
+        Changes take effect in call order. Entries acknowledged before the call are durable on
+        return, too. Cancelling the caller does not undo the change.
         """
 
 
 class BatchMap(StateMap, Protocol):
-    """A map of state beside which its users keep logs of their own, changed by the same batches.
+    """A state map whose users also own logs; the same batches change both.
 
-    A user's records say where its logs begin and end.
+    The records of a user define where its logs begin and end.
     """
 
     def owned_log(
@@ -100,30 +101,31 @@ class BatchMap(StateMap, Protocol):
         last_position: int,
         title: str,
     ) -> OwnedLog[E]:
-        """Return a log as its owner's records describe it, until `release`.
+        """Return a log with the ends in its owner's records; it is valid until `release`.
 
-        `title` begins the text of errors, before a position.
+        `title` begins the texts of errors, before a position.
         """
 
     def release(self, log: OwnedLog[Any]) -> None:
-        """Let go of a log; its entries stay. Idempotent."""
+        """Release a log; its entries stay. Idempotent."""
 
     def write(self, batch: Batch) -> asyncio.Future[None]:
         """Queue a batch; never suspends, so call order is the order on disk.
 
-        The future is done when the batch is synced, whatever the durability, and readers see its
-        entries. It fails with `Indeterminate` when the write failed. Raises what the store's state
-        says when nothing was done; a low disk refuses nothing here.
+        The future completes when the batch is synced, in every durability mode, and its entries are
+        visible to readers. It fails with `Indeterminate` when the write failed. Raises
+        `LogReopening` or `OnShutdown` when the store takes no writes; then nothing is done. A low
+        disk does not refuse a batch.
         """
 
     async def reclaim(self, batch: Batch) -> None:
-        """Give back the disk space of what a durable batch has deleted."""
+        """Free the disk space of the data that a durable batch has deleted."""
 
 
 @unique
 class SpaceLevel(IntEnum):
-    """How short the disk of a store is: from `SHORT` on, log should be truncated; from `FULL` on,
-    appends are refused; at `EXHAUSTED`, every write is.
+    """How short of space the disk of a store is. From `SHORT` on the log should be truncated, from
+    `FULL` on appends are refused, at `EXHAUSTED` every write is refused.
     """
 
     AMPLE = 0
@@ -133,10 +135,11 @@ class SpaceLevel(IntEnum):
 
 
 class StoreSpace(msgspec.Struct, frozen=True, kw_only=True):
-    """The disk of a store as of its last look, in bytes.
+    """The disk of a store at its last check, in bytes.
 
-    `needed_bytes` is the low-water mark, 0 without one. `free_bytes` does not count the reserve,
-    `log_bytes` is the store's own write-ahead log, `reserve_bytes` what the reserve should have.
+    `needed_bytes` is the low-water mark, 0 without one. `free_bytes` excludes the reserve.
+    `log_bytes` is the size of the store's own write-ahead log, `reserve_bytes` the intended size of
+    the reserve.
     """
 
     level: SpaceLevel
@@ -147,127 +150,131 @@ class StoreSpace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogReader(Protocol):
-    """The logs of a node and the map of state beside them, one log for each pchannel; a store that
-    was opened for reading only is no more than that.
+    """The logs of a node, one for each pchannel, and the state map beside them. A read-only store
+    implements only this.
     """
 
     node_id: str
-    """Identity of the node's data, made at first open and kept for ever."""
+    """Identity of the node's data, created by the first opening and never changed."""
 
     @property
     def state(self) -> StateMap:
-        """The map of state beside the logs; the same object for as long as the store lives."""
+        """The state map; the same object for the lifetime of the store."""
 
     async def open_log(self, name: str) -> Log:
-        """Return the log of pchannel `name`, verified, and made if it is new."""
+        """Return the log of pchannel `name`, verified; creates it if it is new."""
 
 
 class LogStore(LogReader, Protocol):
     """The owner of a node's logs.
 
-    What not every store has is None: `space`, `link_copy` and `topic_store`.
+    `space`, `link_copy` and `topic_store` are None for a store without that feature.
     """
 
     term: int
-    """Number of this ownership, above every earlier one."""
+    """The number of this ownership, a fencing token above all earlier ones."""
     promised_tick: int
-    """The highest tick any earlier term may have given to a reader; new ticks start above it."""
+    """The highest tick that an earlier term may have given to a reader; new ticks start above
+    it.
+    """
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that were appended and are not durable yet."""
+        """Bytes that are appended and not durable yet."""
 
     @property
     def short_of_space(self) -> bool:
-        """Whether log should be truncated before appends have to be refused."""
+        """Whether the log should be truncated, before appends must be refused."""
 
     @property
     def space(self) -> StoreSpace | None:
-        """The disk the store writes to; None when it writes to none of this machine's."""
+        """The disk that the store writes to; None when it writes to no disk of this machine."""
 
     @property
     def link_copy(self) -> Callable[[Path], Coroutine[Any, Any, None]] | None:
-        """Makes a copy of all that is durable at a new path of the same disk while the store runs;
-        None when the store has no files on this machine.
+        """Copies all durable data to a new path on the same disk while the store runs; None when
+        the store has no files on this machine.
 
-        The copy does not change any more. Its files may share bytes with the original's.
+        The copy never changes. Its files may share disk blocks with the original's.
         """
 
     @property
     def topic_store(self) -> "TopicStore | None":
-        """This store as one that keeps topics; None when it keeps none."""
+        """This store as a store of topics; None when it has no topics."""
 
     async def promise_tick(self, tick: int) -> None:
-        """Remember that ticks up to `tick` may be given to readers without an entry in the log;
-        durable on return.
+        """Record that readers may get ticks up to `tick` without an entry in the log; durable on
+        return.
         """
 
     @property
     def condition(self) -> str:
-        """The store's own state, for people."""
+        """The store's own state, as text for people."""
 
     @property
     def taking_writes(self) -> bool:
-        """Whether writes are taken: no write has failed since the store was opened, or reopened,
-        and it is not closed.
+        """Whether the store takes writes: it is open, and no write has failed since it was opened
+        or reopened.
         """
 
     async def wait_failed(self) -> None:
-        """Wait until the store takes no writes because one has failed, or because another owner has
+        """Wait until the store stops taking writes, because one has failed or another owner has
         taken over.
         """
 
     async def reopen(self) -> None:
-        """Take writes again after one failed, under the next term; returns at once when writes are
-        taken.
+        """Take writes again after a failed one, under the next term; returns at once when the store
+        takes writes.
 
-        Everything is verified as at a start. Logs that were opened stay the same objects: reads
-        wait meanwhile, `append` goes on behind what is found. Raises `Corrupt` when something that
-        was synced is missing, `ChannelFenced` when another owner has taken over, and what opening
-        raises; it may be called again then. Not cut short by cancellation.
+        Everything is verified as at a start. Open logs stay the same objects: reads wait until it
+        is done, and `append` continues after the entries that are found. Raises `Corrupt` when
+        synced data is missing, `ChannelFenced` when another owner has taken over, and the errors of
+        opening; after an error it may be called again. Cancellation is delayed until it ends.
         """
 
     async def close(self) -> None:
-        """Write what is queued, sync, and release what the store owns; idempotent."""
+        """Write everything queued, sync, and release all resources; idempotent."""
 
 
 class TopicStore(Protocol):
-    """A log store that can keep topics: what their owner needs of it."""
+    """A log store with topics: the interface that the owner of the topics needs."""
 
     openings: int
-    """How often it was opened: what was being written before is there as a whole or not at all."""
+    """The number of openings. A write of an earlier opening is stored completely or not at all."""
 
     @property
     def state(self) -> BatchMap:
-        """The map of state, and the logs of its users."""
+        """The state map, and the logs of its users."""
 
     @property
     def taking_writes(self) -> bool:
-        """Whether writes are taken; see `LogStore`."""
+        """Whether the store takes writes; see `LogStore`."""
 
     def check_admitted(self, *, makes_room: bool) -> None:
-        """Raise unless writes are taken, and `StorageFull` when there is no room for this one."""
+        """Raise unless the store takes writes; raise `StorageFull` when there is no space for this
+        one.
+        """
 
 
 def is_needed(kept: int, needed: Callable[[], int | None] | None) -> bool:
-    """Whether something before the position that a log would be cut to is needed now; asked in the
-    step of the cut.
+    """Return whether anything before `kept`, the new first position of a log, is needed now. Call
+    it in the same step as the truncation.
     """
     floor = None if needed is None else needed()
     return floor is not None and floor < kept
 
 
 def log_end(log: Log) -> AppendPack:
-    """Return the innermost append: queue the pack, wait until the log's durability mode
+    """Return the innermost append: it queues the pack and waits until the log's durability mode
     acknowledges it.
 
-    Up to the queue it does not suspend. Raises `Indeterminate` when nobody knows whether the pack
-    is in the log.
+    It does not suspend before the pack is queued. Raises `Indeterminate` when the pack may or may
+    not be in the log.
     """
 
     async def append_to_log(pack: Pack) -> None:
-        # In the step of the queue: so a producer's own sequences ascend with positions, without
-        # gaps.
+        # Draw in the same step that queues the pack, so that a producer's sequences ascend with
+        # positions, without gaps.
         if pack.draw is not None:
             pack.draw(pack)
         ticket = pack.ticket = log.append(pack)

@@ -1,6 +1,4 @@
-"""Many measurements as a few numbers: how many, how much, what most stay below, how fast lately.
-Pure.
-"""
+"""Summaries of many measurements: count, total, percentiles and recent rate. Pure."""
 
 from collections.abc import Callable, Sequence
 from math import frexp
@@ -8,17 +6,21 @@ from math import frexp
 import msgspec
 
 BUCKETS_PER_OCTAVE = 8
-"""So a percentile is at most 13 % above the true one, whatever the unit and however many there
-are.
+"""With this many, a percentile is at most 13 % above the true one, for every unit and number of
+measurements.
 """
 WINDOW_S = 10
-"""Long enough to be steady between two cuts, short enough to show what goes on now."""
+"""Long enough to be steady between two cuts, short enough to show the current rate."""
 _NOTHING = -(1 << 20)
-"""The bucket of 0, so far below that of the least float that its upper end is 0, too."""
+"""The bucket of 0. It lies so far below the bucket of the least float that its upper end is 0,
+too.
+"""
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurements since the start, in the unit of the field that holds it; all 0 without any."""
+    """A summary of all measurements since the start, in the unit of the field that holds it; all 0
+    without measurements.
+    """
 
     count: int = 0
     total: float = 0.0
@@ -28,14 +30,16 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Histogram:
-    """Takes measurements one by one, about 1 us each; not safe across threads."""
+    """Records measurements one by one, about 1 us each; not thread-safe."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, int] = {}
         self._total = self._max = 0.0
 
     def record(self, value: float, times: int = 1) -> None:
-        """Count a measurement, or so many alike; one below 0 (a clock was set back) counts as 0."""
+        """Record a measurement, or `times` equal ones; a negative value (a clock was set back)
+        counts as 0.
+        """
         if value > 0:
             fraction, octave = frexp(value)
             bucket = octave * BUCKETS_PER_OCTAVE + int((fraction - 0.5) * 2 * BUCKETS_PER_OCTAVE)
@@ -47,21 +51,21 @@ class Histogram:
         self._max = max(self._max, value)
 
     def distribution(self) -> Distribution:
-        """Return what was counted so far."""
+        """Return the summary of all measurements so far."""
         count = sum(self._buckets.values())
         p50 = self._at_rank((count + 1) // 2)
         p99 = self._at_rank(count - count // 100)
         return Distribution(count=count, total=self._total, p50=p50, p99=p99, max=self._max)
 
     def at_most(self, bounds: Sequence[float]) -> list[int]:
-        """Return how many lie below each bound: exact for powers of two, which are ends of
-        buckets.
+        """Return the number of measurements up to each bound; exact for powers of two, which are
+        ends of buckets.
         """
         ends = [(_end(bucket), count) for bucket, count in self._buckets.items()]
         return [sum([count for end, count in ends if end <= bound]) for bound in bounds]
 
     def _at_rank(self, rank: int) -> float:
-        """Return the upper end of the bucket in which the value of this rank lies."""
+        """Return the upper end of the bucket that holds the value of this rank."""
         seen = 0
         for bucket, count in sorted(self._buckets.items()):
             seen += count
@@ -76,7 +80,7 @@ def _end(bucket: int) -> float:
 
 
 class Rate:
-    """Counts in whole seconds of `clock`, which returns seconds and never goes back. Lives on one
+    """Counts events by whole seconds of `clock`, which returns seconds and never goes back. For one
     thread.
     """
 
@@ -87,7 +91,7 @@ class Rate:
         self.total = 0
 
     def add(self, count: int, at_s: float | None = None) -> None:
-        """Count something that happened now, or at an earlier time of the clock."""
+        """Count `count` events that happened now, or at an earlier time of the clock."""
         second = int(self._clock() if at_s is None else at_s)
         if second not in self._counts:
             self._counts = {

@@ -1,5 +1,5 @@
-"""The in-memory log store, for throw-away nodes and tests: what is appended counts as synced, and
-closing forgets it.
+"""The in-memory log store, for temporary nodes and tests: appended entries count as synced, and
+closing deletes them.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from wal.position import FIRST_POSITION, MemoryMessageId
 from wal.queue import SyncedPosition
 
 SHORT_SHARE = 0.75
-"""From this share of the bound on, log should be given up."""
+"""From this share of the bound on, the log should be truncated."""
 ENTRIES_PER_READ_MAX = 2048
-"""Decoding happens on the event loop here; this many entries take about 10 ms."""
+"""Entries are decoded on the event loop; this many take about 10 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class MemoryOptions:
 class MemoryEntryLog(Generic[E]):
     """One log of entries in memory; see `wal.entry_log.EntryLog`.
 
-    `as_id` makes what errors call a position.
+    `as_id` converts a position into its form in errors.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class MemoryEntryLog(Generic[E]):
         self._decode = decode
         self._as_id = as_id
         self._entries: list[tuple[int, bytes]] = []
-        """By last position, encoded as a disk would keep them: what comes back shares nothing with
-        the appender.
+        """Encoded entries by last position: reads decode them, so readers share no objects with the
+        appender.
         """
         self._synced = SyncedPosition(first_position - 1)
         self.wait_beyond = self._synced.wait_beyond
 
     @property
     def durable_position(self) -> int:
-        """Position of the last message, one below the first when there is none."""
+        """Position of the last message; `first_position - 1` when there is none."""
         return self._synced.value
 
     async def read(self, position: int, *, bytes_max: int) -> list[E]:
@@ -85,7 +85,7 @@ class MemoryEntryLog(Generic[E]):
         return entries
 
     async def go_on(self, first_position: int, last_position: int, crc32c: int) -> None:
-        """Do nothing: what an owner knows of a log in memory ends with the log."""
+        """Do nothing: the owner's records do not outlive a log in memory."""
 
     def keep(self, last_position: int, data: bytes) -> None:
         """Add an entry."""
@@ -95,14 +95,14 @@ class MemoryEntryLog(Generic[E]):
         self._synced.advance(last_position)
 
     def drop_before(self, position: int) -> None:
-        """Forget entries that end before a position."""
+        """Delete entries that end before a position."""
         count = self._index_of(position)
         self._store.used_bytes -= sum(len(data) for _, data in self._entries[:count])
         self.first_position = position
         del self._entries[:count]
 
     def end(self, error: Exception) -> None:
-        """End the waits of readers, and forget the entries."""
+        """End the waits of readers with an error, and delete the entries."""
         self._synced.end(error)
         self._entries.clear()
 
@@ -122,13 +122,13 @@ class MemoryLog(MemoryEntryLog[LogEntry]):
         self._crc32c = 0
 
     async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
-        """Return at once. Raises `StorageFull` when the store's bound leaves no room, `OnShutdown`
-        when closed.
+        """Return at once. Raises `StorageFull` when the store's bound leaves too little space,
+        `OnShutdown` when closed.
         """
         self._store.check_admitted(makes_room=makes_room, size_bytes=size_bytes)
 
     def append(self, pack: Pack) -> AppendTicket:
-        """Keep a stamped pack; its futures are done already."""
+        """Store a stamped pack; the futures of its ticket are already complete."""
         self._store.check_open()
         pack.require_tick_above(self.last_tick)
         first_position = self.next_position
@@ -144,9 +144,7 @@ class MemoryLog(MemoryEntryLog[LogEntry]):
     async def truncate(
         self, position: int, *, needed: Callable[[], int | None] | None = None
     ) -> None:
-        """Give up everything before the entry that holds `position`; the last entry always
-        stays.
-        """
+        """Delete everything before the entry that holds `position`; the last entry always stays."""
         self._store.check_open()
         count = min(self._index_of(position), len(self._entries) - 1)
         if count <= 0:
@@ -161,13 +159,13 @@ def _decode_entry(wal_name: str, data: bytes, previous_crc32c: int | None) -> Lo
 
 
 class MemoryStateMap:
-    """A map of state in memory; see `wal.log.StateMap` for the contract."""
+    """A state map in memory; see `wal.log.BatchMap` for the contract."""
 
     def __init__(self, store: "MemoryLogStore") -> None:
         self._store = store
         self._records: dict[str, bytes] = {}
         self._logs: dict[int, MemoryEntryLog[Any]] = {}
-        """Those that owners have not released, by their ids."""
+        """Logs that are not released, by id."""
 
     async def get(self, key: str) -> bytes | None:
         """Return the value of `key`, None if it has none."""
@@ -181,7 +179,7 @@ class MemoryStateMap:
         return {key: value for key, value in found if key.startswith(prefix)}
 
     async def put(self, changes: Mapping[str, bytes | None]) -> None:
-        """Set keys (None removes) all at once."""
+        """Set keys (None removes a key) atomically."""
         self.write(Batch(changes))
 
     def owned_log(
@@ -193,18 +191,20 @@ class MemoryStateMap:
         last_position: int,
         title: str,
     ) -> MemoryEntryLog[E]:
-        """Return a log that its owner keeps, which is empty; see `wal.log.BatchMap`."""
-        assert last_position < first_position, f"{title}: what is in memory is in no record before"
+        """Return a new, empty log; see `wal.log.BatchMap`."""
+        assert last_position < first_position, (
+            f"{title}: no record describes a log in memory before it is opened"
+        )
         log = MemoryEntryLog(self._store, decode, log_id=log_id, first_position=first_position)
         self._logs[log_id] = log
         return log
 
     def release(self, log: OwnedLog[Any]) -> None:
-        """Let go of a log; see `wal.log.BatchMap`."""
+        """Release a log; see `wal.log.BatchMap`."""
         self._logs.pop(log.log_id, None)
 
     def write(self, batch: Batch) -> asyncio.Future[None]:
-        """Make the changes of a batch; see `wal.log.BatchMap`."""
+        """Apply the changes of a batch; see `wal.log.BatchMap`."""
         self._store.check_open()
         for key, value in batch.records.items():
             if value is None:
@@ -220,10 +220,10 @@ class MemoryStateMap:
         return self._store.done
 
     async def reclaim(self, batch: Batch) -> None:
-        """Do nothing: memory is free at once."""
+        """Do nothing: memory is freed at once."""
 
     def end(self, error: Exception) -> None:
-        """End the waits for messages of its logs, and forget all."""
+        """End the waits of readers of its logs, and delete everything."""
         for log in self._logs.values():
             log.end(error)
         self._logs.clear()
@@ -231,7 +231,7 @@ class MemoryStateMap:
 
 
 class MemoryLogStore:
-    """A node's logs in memory, and its map of state; see `wal.log.LogStore` for the contract. Its
+    """The logs and the state map of a node in memory; see `wal.log.LogStore` for the contract. The
     term is always 1.
     """
 
@@ -259,8 +259,8 @@ class MemoryLogStore:
             raise OnShutdown("the in-memory store is closed")
 
     def check_admitted(self, *, makes_room: bool, size_bytes: int = 1) -> None:
-        """Raise `OnShutdown` when the store is closed, `StorageFull` when it has no room for so
-        many bytes.
+        """Raise `OnShutdown` when the store is closed, `StorageFull` when so many bytes do not
+        fit.
         """
         self.check_open()
         free_bytes = self.bytes_max - self.used_bytes
@@ -269,25 +269,25 @@ class MemoryLogStore:
 
     @property
     def short_of_space(self) -> bool:
-        """Whether log should be given up before appends have to be refused."""
+        """Whether the log should be truncated, before appends must be refused."""
         return self.used_bytes > SHORT_SHARE * self.bytes_max
 
     @property
     def topic_store(self) -> "MemoryLogStore":
-        """This store: it keeps topics."""
+        """This store, which has topics."""
         return self
 
     async def promise_tick(self, tick: int) -> None:
-        """Nothing outlives this term, so there is nothing to remember."""
+        """Record nothing: no data outlives this term."""
         self.check_open()
 
     async def open_log(self, name: str) -> MemoryLog:
-        """Return the log of pchannel `name`, made if it is new."""
+        """Return the log of pchannel `name`; creates it if it is new."""
         self.check_open()
         return self._logs.setdefault(name, MemoryLog(self, name))
 
     async def wait_failed(self) -> None:
-        """Wait for ever: a write to memory does not fail half-way."""
+        """Wait for ever: a write to memory cannot fail midway."""
         await asyncio.get_running_loop().create_future()
 
     async def reopen(self) -> None:
@@ -295,7 +295,7 @@ class MemoryLogStore:
         self.check_open()
 
     async def close(self) -> None:
-        """Forget everything; idempotent."""
+        """Delete everything; idempotent."""
         self.condition = "closed"
         self.taking_writes = False
         ended = OnShutdown("the in-memory store is closed")

@@ -1,7 +1,7 @@
-"""Messages before and after the log, and transactions as readers see them. No I/O.
+"""Messages before and after the log, and transactions as readers get them. No I/O.
 
-The frozen ones hold no cycles and are left out of garbage collection: a reader holds tens of
-thousands at a time.
+The frozen classes are excluded from garbage collection: they have no reference cycles, and a reader
+holds tens of thousands at a time.
 """
 
 from typing import ClassVar, NamedTuple, Self
@@ -12,18 +12,18 @@ from wal.headers import CreateCollectionHeader, Header, MessageType
 from wal.position import MessageId, message_id_kind
 
 ALL_VCHANNELS = ""
-"""The vchannel of a message that concerns every vchannel of its pchannel."""
+"""The vchannel of a message for every vchannel of its pchannel."""
 MESSAGE_OVERHEAD_BYTES = 64
-"""Charged for each message on top of its payload when sizes are added up: fixed fields and a
-typical header.
+"""Added to the payload of each message when sizes are counted: fixed fields and a typical
+header.
 """
 TRANSACTION_OVERHEAD_BYTES = 2 * MESSAGE_OVERHEAD_BYTES
-"""What begin and commit add to the bodies between them."""
+"""The size that begin and commit add to their bodies."""
 
 
 class MutableMessage(msgspec.Struct, eq=False):
-    """A message on its way into the log, built by an appender; the chain stamps it, and again when
-    an append is redone.
+    """A message on its way into the log, built by an appender. The chain stamps it, and stamps it
+    again when an append is redone.
     """
 
     type: MessageType
@@ -41,29 +41,29 @@ class MutableMessage(msgspec.Struct, eq=False):
         return self
 
     def with_wal_term(self, term: int) -> Self:
-        """Stamp the term of the WAL that writes the message, and return it."""
+        """Stamp the term of the WAL that writes the message; return the message."""
         self.wal_term = term
         return self
 
     def with_last_confirmed(self, position: int | None) -> Self:
-        """Stamp where a reader of this message resumes, None for the message's own position, and
-        return it.
+        """Stamp the position where a reader of this message resumes, None for its own position;
+        return the message.
         """
         self.last_confirmed = position
         return self
 
     @property
     def size_bytes(self) -> int:
-        """The size this message counts for against limits, in bytes; of headers, only a schema may
-        be large.
+        """The size of this message against limits, in bytes; the only header that may be large is a
+        schema.
         """
         schema = self.header.schema if isinstance(self.header, CreateCollectionHeader) else b""
         return len(self.payload) + len(schema) + MESSAGE_OVERHEAD_BYTES
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What has its place in a log; readers resume at `last_confirmed` and miss nothing at or above
-    its tick.
+    """A message or transaction with a place in a log. Readers that resume at `last_confirmed` miss
+    nothing at or above its tick.
     """
 
     wal_name: str
@@ -79,12 +79,12 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def last_confirmed(self) -> MessageId:
-        """Where a reader must resume."""
+        """The position where a reader must resume."""
         return message_id_kind(self.wal_name)(self.last_confirmed_position)
 
 
 class Message(Placed, frozen=True, kw_only=True, gc=False):
-    """A message as the log keeps it; many readers share one object."""
+    """A message from the log; many readers share one object."""
 
     type: MessageType
     header: Header
@@ -92,27 +92,27 @@ class Message(Placed, frozen=True, kw_only=True, gc=False):
     payload: bytes | memoryview
     wal_term: int
     first_row: int = 0
-    """Where its rows begin in the payload, which has rows of others too when it was packed with
-    them.
+    """The index of its first row in the payload, which also has rows of other messages when they
+    are packed.
     """
 
     count: ClassVar[int] = 1
 
     @property
     def bodies(self) -> tuple["Message"]:
-        """The message alone, for who goes through messages and transactions alike."""
+        """The message itself, so that code can treat messages and transactions alike."""
         return (self,)
 
     @property
     def size_bytes(self) -> int:
-        """The size this message counts for in buffers, in bytes."""
+        """The size of this message in buffers, in bytes."""
         return len(self.payload) + MESSAGE_OVERHEAD_BYTES
 
 
 class TransactionMessage(Placed, frozen=True, kw_only=True, gc=False):
-    """A transaction as readers see it: its bodies in order, at the tick and position of its commit.
+    """A transaction as readers get it: its bodies in order, at the tick and position of its commit.
 
-    Bodies keep their own positions but carry the commit's tick, segments and offsets.
+    Bodies keep their own positions but have the tick, segments and offsets of the commit.
     """
 
     type: ClassVar[MessageType] = MessageType.TXN
@@ -123,7 +123,7 @@ class TransactionMessage(Placed, frozen=True, kw_only=True, gc=False):
 
     @property
     def size_bytes(self) -> int:
-        """The bodies' sizes added up."""
+        """The sum of the sizes of the bodies."""
         return sum(body.size_bytes for body in self.bodies)
 
 
@@ -131,10 +131,10 @@ AnyMessage = Message | TransactionMessage
 
 
 class Change(NamedTuple):
-    """What one message changes, without its payload: made before the log by appends, behind it by
-    recovery and the flusher.
+    """The change that one message makes, without its payload. Appends make it before the log,
+    recovery and the flusher after it.
 
-    `payload_bytes` is what its rows or keys count for in segments and transactions.
+    `payload_bytes` is the size of its rows or keys in segments and transactions.
     """
 
     type: MessageType

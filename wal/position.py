@@ -1,4 +1,4 @@
-"""Where a message is in its log, and which write of which producer it is. No I/O."""
+"""Positions of messages in a log, and the stamps that identify the writes of producers. No I/O."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy as np
 from wal.errors import InvalidArgument, shown
 
 FIRST_POSITION = 1
-"""Of the first message of a log; a log that begins above it was truncated."""
+"""The position of the first message of a log; a log that begins above it was truncated."""
 POSITION_MAX = (1 << 63) - 1
 
 
@@ -18,8 +18,8 @@ POSITION_MAX = (1 << 63) - 1
 class MessageId:
     """Position of one message in its log: dense and ascending in one pchannel.
 
-    Ordering ids of two kinds of log is a `TypeError`, never an answer: their numbers mean different
-    things.
+    Comparing the order of ids of two kinds of log raises `TypeError`, because their numbers are
+    unrelated.
     """
 
     position: int
@@ -71,20 +71,20 @@ def parse_message_id(text: str) -> MessageId:
 
 
 CLIENT_PRODUCER_IDS = 1 << 62
-"""From here on they are of clients without a name, which draw their own; ids of named producers are
-below. 0 is no producer.
+"""Producer ids from here on belong to clients without a named producer, which draw their own id.
+Named producers have lower ids; 0 means no producer.
 """
 SEQUENCE_MAX = POSITION_MAX
 
 
 class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
-    """One write of one producer on one log, for ever: whoever sends it again means the same write
-    (ADR 0009).
+    """Identifies one write of one producer on one log for ever: sending the same stamp again means
+    the same write (ADR 0009).
 
-    Sequences count from 1, go on over restarts, may have gaps and may come out of order; the epoch
-    says which life of the producer speaks, and an older one is refused once a newer one has spoken.
-    On the way to the log sequence 0 stands for the next one, which is drawn in the step that gives
-    the group its place there.
+    Sequences start at 1, continue over restarts, may have gaps and may arrive out of order. The
+    epoch is a fencing token of the producer's openings: an older epoch is refused after a newer
+    one. On the way to the log, sequence 0 stands for the next one, which is drawn in the step that
+    gives the group its place in the log.
     """
 
     producer_id: int
@@ -93,14 +93,16 @@ class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
 
 
 def check_sequence(sequence: object) -> int:
-    """Return a sequence as callers may pass one. Raises `InvalidArgument` for anything else."""
+    """Return a sequence passed by a caller, checked. Raises `InvalidArgument` unless it is from 1
+    to `SEQUENCE_MAX`.
+    """
     if (
         isinstance(sequence, bool)
         or not isinstance(sequence, int)
         or not 1 <= sequence <= SEQUENCE_MAX
     ):
         raise InvalidArgument(
-            f"sequence={shown(sequence)} — pass a number from 1 to {SEQUENCE_MAX}, another one for "
+            f"sequence={shown(sequence)} — pass a number from 1 to {SEQUENCE_MAX}, a new one for "
             "each write"
         )
     return sequence

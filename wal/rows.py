@@ -1,5 +1,5 @@
-"""Rows of writes on their way into one entry: what may share a batch, and how many writes are laid
-out. No I/O, no Arrow.
+"""Packs the rows of many writes into one entry: which rows share a batch, and the layout of the
+writes. No I/O, no Arrow.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +14,8 @@ from wal.headers import MessageType
 
 
 class ShardRows(NamedTuple):
-    """Rows of one shard, encoded: `counts[i]` rows in a row are of the piece with index
-    `pieces[i]`, ascending.
+    """Encoded rows of one shard: the next `counts[i]` rows belong to the piece with index
+    `pieces[i]`; indices ascend.
     """
 
     shard: int
@@ -25,29 +25,30 @@ class ShardRows(NamedTuple):
 
 
 class RowTarget(Protocol):
-    """Where rows or keys go, and how they are encoded; one object for all writes that may share a
-    batch.
+    """The destination and the encoding of rows or keys; writes that may share a batch share one
+    object.
     """
 
     type: MessageType
     """`INSERT` or `DELETE`."""
     collection_id: int
     partition_id: int
-    """Of inserts; 0 for deletes."""
+    """The partition of inserts; 0 for deletes."""
     schema_version: int
-    """Of the collection's schema that the rows are of."""
+    """The schema version of the rows."""
     vchannels: tuple[str, ...]
-    """Those of the collection, by shard."""
+    """The vchannels of the collection, by shard."""
 
     def encode(self, pieces: Sequence[Any]) -> Sequence[ShardRows]:
-        """Return the rows of these pieces, in order, for each shard that gets some."""
+        """Return the encoded rows of these pieces, in order, for each shard that has some."""
 
 
 class Piece(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Rows or keys of one write, checked: `rows` is what its target encodes, `size` what they count
-    for in bytes.
+    """Checked rows or keys of one write: `rows` has the form that the target encodes, `size` is
+    their size against limits, in bytes.
 
-    It holds no cycles and is left out of garbage collection: a busy node has thousands waiting.
+    It is excluded from garbage collection, as it has no reference cycles and a busy node has
+    thousands waiting.
     """
 
     target: RowTarget
@@ -56,7 +57,7 @@ class Piece(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Encoded(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """An encoded batch: `counts[i]` of its rows are of piece `pieces[i]`, as all pieces of a pack
+    """An encoded batch: its next `counts[i]` rows belong to piece `pieces[i]`. All pieces of a pack
     are numbered in order.
     """
 
@@ -68,7 +69,7 @@ class Encoded(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 def encode_pieces(groups: Iterable[Sequence[Piece]]) -> list[Encoded]:
-    """Return the rows of groups, encoded: a batch for each kind, partition and shard that gets
+    """Return the encoded rows of groups: one batch for each kind, partition and shard that has
     rows.
     """
     lanes: dict[RowTarget, tuple[RowTarget, list[Any], list[int]]] = {}
@@ -78,8 +79,8 @@ def encode_pieces(groups: Iterable[Sequence[Piece]]) -> list[Encoded]:
         for piece in pieces:
             lane = lanes.get(piece.target)
             if lane is None:
-                # Targets of one place, made before and after the catalog changed: their rows keep
-                # their order in one batch.
+                # Targets of the same place made before and after a change of the catalog share one
+                # batch, so that their rows keep their order.
                 target = piece.target
                 place = (
                     target.type,
@@ -101,8 +102,8 @@ def encode_pieces(groups: Iterable[Sequence[Piece]]) -> list[Encoded]:
 
 
 class LaidOut(NamedTuple):
-    """Groups as an entry has them: how many messages each is, the batches, and the offsets of each
-    group's rows.
+    """Groups in the layout of an entry: the number of messages of each group, the batches, and the
+    row offsets of each group.
     """
 
     counts: list[int]
@@ -118,13 +119,13 @@ def lay_out(
     next_offsets: Mapping[str, int],
     segments: Sequence[int] | None = None,
 ) -> LaidOut:
-    """Return encoded groups with their places in the entry and their offsets; `segments` are those
-    of the batches.
+    """Return encoded groups with their places in the entry and their row offsets; `segments` has
+    the segment id of each batch.
 
-    A piece is a message for each shard that gets rows of it, and its messages follow one another,
-    after those of the pieces before it; a transaction has a begin in front and a commit behind.
-    Rows of a vchannel count up in that order from its next offset; a delete gets the offset that
-    the next row would have, so it removes what came before it in the same entry.
+    A piece becomes one message for each shard with rows of it. Its messages are consecutive and
+    follow those of earlier pieces; a transaction has a begin before and a commit after them. Row
+    offsets of a vchannel ascend in that order from its next offset. A delete gets the offset that
+    the next row would have, so it also removes earlier rows of the same entry.
     """
     if (
         len(encoded) == 1
@@ -179,8 +180,8 @@ def lay_out(
 
 
 def _lay_out_one_each(batch: Encoded, next_offset: int, segment_id: int) -> LaidOut:
-    """Do the same where each group is one message of one batch, as most are: without a look at each
-    of them.
+    """Lay out the usual case, where each group is one message of one batch, without a loop over
+    boundaries.
     """
     counts = batch.counts
     groups = len(batch.counts)
@@ -190,7 +191,7 @@ def _lay_out_one_each(batch: Encoded, next_offset: int, segment_id: int) -> Laid
     if batch.target.type is MessageType.INSERT:
         offsets = [*accumulate(counts[:-1], initial=next_offset)]
         row_offsets = [{vchannel: of_group} for of_group in zip(offsets, counts, strict=True)]
-    # An array of one number is kept, and takes as long to make as one of many.
+    # Arrays of one number are cached: to make one takes as long as to make a long one.
     nought: Sequence[int] | Numbers = (0,) if groups == 1 else np.zeros(groups, U4)
     places = nought if groups == 1 else np.arange(groups)
     placed = _placed(batch, segment_id, places, nought, nought, offsets)
@@ -235,6 +236,6 @@ def row_offsets(batches: Iterable[RowBatch], groups: int) -> list[dict[str, tupl
                 batch.groups.tolist(), batch.offsets.tolist(), batch.counts.tolist(), strict=True
             ):
                 first, before = found[group].get(vchannel, (offset, 0))
-                # they need not ascend within a group
+                # offsets need not ascend within a group
                 found[group][vchannel] = min(first, offset), before + count
     return found

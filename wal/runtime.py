@@ -1,4 +1,4 @@
-"""Event log, clocks, tasks and threads that outlast their caller, and what is open for an event
+"""The event log, clocks, tasks and threads that outlive their caller, and the resources of an event
 loop.
 """
 
@@ -27,56 +27,55 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _ELAPSED_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""On Linux the monotonic clock stands still while the machine sleeps; a laptop that wakes up has
-not seen a leap.
+"""On Linux the monotonic clock stops while the machine sleeps. `CLOCK_BOOTTIME` does not, so a
+laptop that wakes up causes no leap.
 """
 
 
 def unix_ms() -> int:
-    """Return the time of the machine's clock in Unix milliseconds."""
+    """Return the system clock in Unix milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 def elapsed_ms() -> int:
-    """Return milliseconds from an arbitrary start, those the machine slept included, by a clock
-    that nobody sets.
+    """Return milliseconds from an arbitrary start, including sleep of the machine, by a clock that
+    cannot be set.
     """
     return time.clock_gettime_ns(_ELAPSED_CLOCK) // 1_000_000
 
 
 _going_on: set[asyncio.Task[Any]] = set()
-"""The event loop itself holds on to no task."""
+"""Keeps strong references: the event loop itself has only weak ones to its tasks."""
 
 
 async def outlast(
     work: Coroutine[Any, Any, T] | asyncio.Task[T], *, on_cancel: Callable[[], None] = lambda: None
 ) -> T:
-    """Return what `work` returns, or raise what it raises; any number of callers may wait for one
-    task.
+    """Return the result of `work`, or raise its error; any number of callers may wait for one task.
 
-    A cancellation that comes meanwhile calls `on_cancel` and is raised when the work has ended;
-    what that returned or raised is then lost, so the work keeps what somebody has to close.
+    A cancellation calls `on_cancel` and is raised once the work has ended. The result or error of
+    the work is then lost, so the work itself must keep anything that has to be closed.
     """
-    # In a task of its own: anyio's shield does not hold against `Task.cancel`, which asyncio's
-    # timeouts and groups use.
+    # Run it in a separate task: anyio's shield does not protect against `Task.cancel`, which
+    # asyncio's timeouts and groups use.
     task = work if isinstance(work, asyncio.Task) else asyncio.get_running_loop().create_task(work)
     try:
         await asyncio.wait((task,))
     except asyncio.CancelledError:
         on_cancel()
-        # anyio cancels again and again, asyncio may; what is no task has no scopes
+        # anyio cancels repeatedly, and asyncio may; code outside a task has no scopes
         shield = anyio.CancelScope(shield=True) if asyncio.current_task() else nullcontext()
         with shield:
             while not task.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait((task,))
-        mark_heard(task)  # the cancellation is what the caller gets
+        mark_heard(task)  # the caller gets the cancellation instead
         raise
     return task.result()
 
 
 async def first_of(*waits: Coroutine[Any, Any, object], timeout_s: float | None = None) -> bool:
-    """Return whether one of `waits` ends within `timeout_s`; cancels the others."""
+    """Return whether one of `waits` ends within `timeout_s`; cancels the other ones."""
     tasks = [asyncio.ensure_future(each) for each in waits]
     try:
         done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -87,21 +86,21 @@ async def first_of(*waits: Coroutine[Any, Any, object], timeout_s: float | None 
 
 
 async def carry_on(work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns, or raise what it raises; it goes on by itself when the caller is
-    cancelled.
+    """Return the result of `work`, or raise its error; `work` goes on in the background when the
+    caller is cancelled.
     """
     task = asyncio.get_running_loop().create_task(work)
     _going_on.add(task)
     task.add_done_callback(_going_on.discard)
-    task.add_done_callback(mark_heard)  # there may be nobody left who listens
+    task.add_done_callback(mark_heard)  # no caller may be left
     await asyncio.wait((task,))
     return task.result()
 
 
 class Acknowledgement(asyncio.Future[None]):
-    """A future on whose result a `Running` goes on in the same step, not a turn later.
+    """A future that resumes a waiting `Running` in the step that completes it, not a turn later.
 
-    A turn of the event loop costs a call of the system, and gives the interpreter lock away.
+    A turn of the event loop costs a system call and releases the interpreter lock.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -109,22 +108,23 @@ class Acknowledgement(asyncio.Future[None]):
         self.waiting: Running | None = None
 
     def set_result(self, result: None) -> None:
-        """Complete it, and have the `Running` that waits for it go on."""
+        """Complete the future and resume the `Running` that waits for it."""
         waiting = self.waiting
         if waiting is None:
             super().set_result(result)
             return
-        self.remove_done_callback(waiting.go_on)  # it would be called a turn later
+        self.remove_done_callback(waiting.go_on)  # it would run a turn later
         super().set_result(result)
         waiting.go_on_now()
 
 
 class Running:
-    """A coroutine that begins in its caller's turn and goes on when what it waits for is done.
+    """A coroutine that starts in its caller's turn and resumes when the future it waits for is
+    done.
 
-    It is no task: what it awaits are futures, and no scope or timeout of a task is around it.
-    `ended` is called once, with what the coroutine raised, or None. asyncio has tasks that begin
-    at once from Python 3.12 on.
+    It is not a task: it may await only futures, and scopes and timeouts of tasks do not apply.
+    `ended` is called once, with the error of the coroutine or None. From Python 3.12 on, asyncio
+    has tasks that start at once.
     """
 
     __slots__ = ("_awaited", "_context", "_coroutine", "_ended", "_is_cancelled")
@@ -142,12 +142,13 @@ class Running:
 
     def cancel(self) -> None:
         """Raise `CancelledError` where the coroutine waits, in a later turn of the event loop."""
-        # What is done already cannot be cancelled, and the coroutine has not heard of it yet.
+        # A completed future cannot be cancelled. The coroutine has not resumed yet, so cancel it
+        # then.
         if self._awaited is None or not self._awaited.cancel():
             self._is_cancelled = True
 
     def go_on(self, _: object = None) -> None:
-        """Run the coroutine until it waits, or ends: the maker calls it once, to begin."""
+        """Run the coroutine until it waits or ends. Its creator calls this once to start it."""
         try:
             if self._is_cancelled:
                 self._is_cancelled = False
@@ -163,49 +164,47 @@ class Running:
                 raise
             return
         self._awaited = awaited
-        if awaited is None:  # it lets others run
+        if awaited is None:  # it yields to other callbacks
             asyncio.get_running_loop().call_soon(self.go_on)
             return
-        # Future's protocol with those who await it: it checks that somebody took it.
+        # The protocol of asyncio's futures: the awaiting side must reset this flag.
         awaited._asyncio_future_blocking = False  # noqa: SLF001
         if isinstance(awaited, Acknowledgement):
             awaited.waiting = self
         awaited.add_done_callback(self.go_on)
 
     def go_on_now(self) -> None:
-        """Go on, in the context that it began in."""
+        """Resume in the context that it started in."""
         self._context.run(self.go_on)
 
 
 def mark_heard(task: asyncio.Future[Any]) -> None:
-    """Keep asyncio from logging an exception that nobody asked for."""
+    """Mark a future's exception as retrieved, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 
 
 class Event(str):
-    """An event as the line of text that it is by default, with the `fields` that a formatter may
-    write in another way.
-    """
+    """An event as a line of text, with its `fields` for formatters that render it differently."""
 
     __slots__ = ("fields",)
     fields: "EventDict"
 
 
 def event_log(name: str) -> "FilteringBoundLogger":
-    """Return the logger of a module, which passes `__name__`: structured here, delivered by
-    `logging` as configured there.
+    """Return the logger of a module, which passes `__name__`. Events are structured; `logging`
+    delivers them as configured.
 
-    An event is a short name and typed fields, never a sentence with values in it. It is one line,
-    whatever is in a path; a traceback follows it, indented.
+    An event is a short name and typed fields, never a sentence with values in it. It is always one
+    line, even when a field has line breaks; an indented traceback may follow.
     """
     return cast("FilteringBoundLogger", _EventLog(logging.getLogger(name)))
 
 
 class _EventLog:
-    """Passes on the events that `logging` wants.
+    """Passes on the events whose level `logging` has enabled.
 
-    structlog is loaded with the first of them: that takes 0.1 s, and few commands have any.
+    structlog is loaded with the first event: that takes 0.1 s, and few commands have any events.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -220,7 +219,7 @@ class _EventLog:
 
 
 def _pass_over(_event: str, **_fields: object) -> None:
-    """Drop an event that nobody wants."""
+    """Drop an event of a disabled level."""
 
 
 @cache
@@ -246,15 +245,15 @@ def _render(
     line = escaped(key_values(logger, method, event))
     rendered = Event("\n    ".join([line, *map(escaped, trace.splitlines())]))
     rendered.fields = fields
-    # `Logger.exception` would print the traceback once more
+    # otherwise `Logger.exception` would print the traceback again
     return (rendered,), {"exc_info": False}
 
 
 class Scope:
-    """A cancel scope that callbacks of the event loop may make and cancel, too; entered by a task.
+    """A cancel scope that callbacks of the event loop may also create and cancel; a task enters it.
 
-    anyio's own is made when it is entered: outside of a task, where the package sniffio is
-    installed, anyio cannot detect which library runs.
+    The anyio scope is created only on entering. Outside a task, when the package sniffio is
+    installed, anyio cannot detect the async library.
     """
 
     def __init__(self) -> None:
@@ -273,18 +272,18 @@ class Scope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        assert self._entered is not None, "entered before it is left"
+        assert self._entered is not None, "a scope is entered before it exits"
         return self._entered.__exit__(kind, error, traceback)
 
     def cancel(self) -> None:
-        """Cancel what runs in it, or will."""
+        """Cancel the work that runs in the scope, or will run in it."""
         self._is_cancelled = True
         if self._entered is not None:
             self._entered.cancel()
 
 
 class Supervisor:
-    """Owner of background tasks: none outlives it, and `on_failure` is called once, with the first
+    """Owns background tasks: none outlives it. `on_failure` is called once, with the first
     failure.
     """
 
@@ -292,15 +291,15 @@ class Supervisor:
         self._on_failure = on_failure
         self._tasks: dict[asyncio.Task[None], Scope] = {}
         self.failure: BaseException | None = None
-        """What the first task that failed raised."""
+        """The error of the first failed task."""
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Start `work` as a task. A task may end early; one that raises ends the node, unless it
-        was cancelled.
+        """Start `work` as a task. A task may end early; a task that raises, except by cancellation,
+        ends the node.
         """
-        # A task group costs ten times as much per task, wraps errors in groups, and has to be left
-        # by the task that entered it. But a scope each: `Task.cancel` would leave a thread behind
-        # that works on while the node closes around it.
+        # Not a task group: it costs ten times as much per task, wraps errors in groups, and must be
+        # left by the task that entered it. Each task has a scope, because `Task.cancel` would leave
+        # a thread running while the node closes.
         scope = Scope()
 
         async def run() -> None:
@@ -313,8 +312,8 @@ class Supervisor:
         return task
 
     def refusal(self) -> OnShutdown:
-        """Return the error of a call that comes after the end; a new one each time, because a
-        raised one grows frames.
+        """Return the error for a call after the end; a new object each time, because each raise
+        adds frames to its traceback.
         """
         if self.failure is None:
             return OnShutdown("the node is closed — open it again")
@@ -325,16 +324,17 @@ class Supervisor:
         return refusal
 
     def explain(self, error: StreamingNodeError) -> None:
-        """Raise the refusal that names what failed, if `error` is one that does not and the node
-        has failed.
+        """If the node has failed and `error` is a refusal without the cause, raise the refusal that
+        names it.
 
-        A write whose outcome is open keeps its own error: what is true of it counts more than why.
+        A write with an unknown outcome keeps its own error: its outcome matters more than the
+        cause.
         """
         if isinstance(error, OnShutdown) and self.failure not in (None, error.__cause__):
             raise self.refusal() from self.failure
 
     async def stop(self) -> None:
-        """Cancel every task and return when all have ended; their errors no longer count.
+        """Cancel every task and return when all have ended; their errors are ignored from now on.
         Idempotent.
         """
         while self._tasks:
@@ -353,23 +353,23 @@ class Supervisor:
 # --- what is open for an event loop ---------------------------------------------------------------
 #
 # A program may end its event loop and leave a node open, as notebooks and test suites do, or fork.
-# Nothing of that node can be awaited any more, but its lock, threads and sockets are still there.
-# Whoever opens something gives a holding with two plain functions, which need no event loop.
+# Nothing of that node can be awaited any more, but its lock, threads and sockets still exist. So
+# each resource is registered as a `Holding` with two plain functions, which need no event loop.
 
 _log = event_log(__name__)
 
 THREADS_S_MAX = 60.0
-"""How long the threads of an ended loop may take for what they are doing, before it is left as it
-is.
+"""How long the threads of an ended loop may take to finish; after that the loop's resources are
+left open.
 """
 
 
 class Holding:
-    """Something that is open for the running event loop, until `end`.
+    """A resource that is open for the running event loop, until `end`.
 
-    `let_go` closes it once the loop has ended; it may block, and runs in any thread. `in_child`
-    runs in a forked child, where this is a copy: it must neither block nor change what the parent
-    has, and what it raises is ignored.
+    `let_go` closes the resource after the loop has ended; it may block and runs in any thread.
+    `in_child` runs in a forked child on a copy of the resource. It must not block or change the
+    parent's resource; its errors are ignored.
     """
 
     def __init__(self, let_go: Callable[[], object], *, in_child: Callable[[], object]) -> None:
@@ -377,21 +377,21 @@ class Holding:
         self.let_go = let_go
         self.in_child = in_child
         self.is_copy = False
-        """Whether this process is a fork of the one that opened it."""
+        """Whether this process is a fork of the process that opened the resource."""
         _open[self] = None
 
     def end(self) -> None:
-        """Forget it: it was closed in the ordinary way. Idempotent."""
+        """Forget the resource: it was closed normally. Idempotent."""
         _open.pop(self, None)
 
 
 _open: dict[Holding, None] = {}
-"""All there are, oldest first. Only single operations on it, which the interpreter lock makes
+"""All holdings, oldest first. Use only single operations on it, which the interpreter lock makes
 atomic.
 """
 _letting_go = threading.Lock()
 _busy: Counter[asyncio.AbstractEventLoop] = Counter()
-"""How many calls each event loop has under way in threads."""
+"""The number of running calls in threads, by event loop."""
 _threads = threading.Condition()
 """Guards `_busy`, and is notified when a call ends."""
 
@@ -399,11 +399,13 @@ _threads = threading.Condition()
 async def in_thread(
     call: Callable[[*Ts], T], *arguments: *Ts, limiter: anyio.CapacityLimiter | None = None
 ) -> T:
-    """Return what a blocking call returns, in a worker thread; a cancellation is raised at its end.
+    """Run a blocking call in a worker thread and return its result. A cancellation is raised once
+    the call has ended.
 
-    That is so however the cancellation comes: asyncio cancels every task when a loop ends, past
-    anyio's shields. A call that has not begun when its loop is closed raises `OnShutdown`, and
-    `let_go_of_ended` waits for those that have: none works on beside what comes after it.
+    This holds for every kind of cancellation, even when asyncio ignores anyio's shields and cancels
+    every task at the end of a loop. A call that has not begun when its loop is closed raises
+    `OnShutdown`. `let_go_of_ended` waits for calls that have begun, so no call runs while later
+    code uses the same resources.
     """
     loop = asyncio.get_running_loop()
     begins = _Token()
@@ -424,7 +426,7 @@ async def in_thread(
                     del _busy[loop]
                 _threads.notify_all()
             if not ends.take():
-                with suppress(RuntimeError):  # the loop was closed meanwhile
+                with suppress(RuntimeError):  # the loop may be closed by now
                     loop.call_soon_threadsafe(ended.set)
 
     try:
@@ -439,13 +441,13 @@ async def in_thread(
 
 
 class _Token:
-    """Something that one of two threads gets: whoever comes first."""
+    """A token that the first of two threads gets."""
 
     def __init__(self) -> None:
         self._left = [True]
 
     def take(self) -> bool:
-        """Return whether this call got it."""
+        """Return whether this call got the token."""
         try:
             self._left.pop()
         except IndexError:
@@ -454,9 +456,9 @@ class _Token:
 
 
 def let_go_of_ended() -> None:
-    """Close what was left open by event loops that have ended, the newest first. Blocks.
+    """Close the resources that ended event loops have left open, newest first. Blocks.
 
-    A loop whose threads do not end keeps what it has.
+    The resources of a loop whose threads do not end stay open.
     """
     if not _open:
         return
@@ -470,7 +472,7 @@ def let_go_of_ended() -> None:
                 each.end()
                 try:
                     each.let_go()
-                except Exception as error:  # noqa: BLE001 - the others are let go of all the same
+                except Exception as error:  # noqa: BLE001 - the others must still be closed
                     _log.warning("not_let_go", error=f"{type(error).__name__}: {error}")
 
 
@@ -480,7 +482,7 @@ def _threads_end(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 def _leave_in_child() -> None:
-    global _letting_go, _threads  # noqa: PLW0603 - those of the parent may be held by its threads
+    global _letting_go, _threads  # noqa: PLW0603 - threads of the parent may hold the old ones
     _letting_go = threading.Lock()
     _threads = threading.Condition()
     _busy.clear()

@@ -1,5 +1,5 @@
-"""Sockets of an event loop: how they listen, and what becomes of them when it has ended, or in a
-forked child.
+"""Sockets of an event loop: listening, and cleaning up after the loop has ended or in a forked
+child.
 """
 
 import asyncio
@@ -11,21 +11,21 @@ from functools import partial
 from wal.runtime import Holding
 
 BACKLOG = 1_024
-"""Connections that the system keeps until they are accepted."""
+"""Connections that the system queues until they are accepted."""
 
 _listening: dict[asyncio.AbstractServer, list[Holding]] = {}
 
 
 async def accept_one_a_turn(server: asyncio.AbstractServer) -> None:
-    """Start a server that was made with a backlog of 1; the system keeps `BACKLOG` connections for
-    it.
+    """Start a server that was created with a backlog of 1; the system queues up to `BACKLOG`
+    connections.
 
-    asyncio takes the backlog for how often it tries to accept in a row, and without descriptors
-    each try is a traceback. Whoever makes the server closes it with `stop_accepting`, however this
-    ends.
+    asyncio tries to accept as many connections in a row as its backlog, and logs a traceback for
+    each try when no descriptor is left. The creator of the server closes it with `stop_accepting`,
+    even when this raises.
     """
     await server.start_serving()
-    # of its own class, which is uvloop's there
+    # the attribute belongs to the server's class, which is uvloop's with uvloop
     for each in server.sockets:  # type: ignore[attr-defined]
         descriptor = each.fileno()
         opened = OpenSocket(descriptor)
@@ -44,13 +44,13 @@ def stop_accepting(server: asyncio.AbstractServer) -> None:
 
 def _close_server(server: asyncio.AbstractServer) -> None:
     _listening.pop(server, None)
-    with suppress(RuntimeError):  # of uvloop, which has closed the sockets with the loop
+    with suppress(RuntimeError):  # raised by uvloop, which has closed the sockets with the loop
         server.close()
 
 
 class OpenSocket:
-    """A socket of a transport, by its descriptor; another file that has got its number is left
-    alone.
+    """A socket of a transport, identified by its descriptor and inode. A later file with the same
+    descriptor is left alone.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -58,17 +58,17 @@ class OpenSocket:
         self._identity = _identity_of(descriptor)
 
     def shut(self) -> None:
-        """End the connection, for the other side to notice; the descriptor is for its owner to
-        close.
+        """Shut the connection down, so that the other side notices; its owner closes the
+        descriptor.
         """
         if self._is_there():
             with suppress(OSError), socket.socket(fileno=os.dup(self._descriptor)) as same:
                 same.shutdown(socket.SHUT_RDWR)
 
     def put_away(self) -> None:
-        """Give it up in a forked child, so that it ends with the parent.
+        """Release the socket in a forked child, so that the connection ends with the parent.
 
-        Its number goes to an empty file: whatever owns it here may still close that.
+        The descriptor then refers to the null device, which its owner in the child may still close.
         """
         if self._is_there():
             empty = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -82,7 +82,7 @@ class OpenSocket:
 
 
 def hold_socket(descriptor: int) -> Holding:
-    """Hold a connection for the running event loop."""
+    """Register a connection of the running event loop for clean-up."""
     opened = OpenSocket(descriptor)
     return Holding(opened.shut, in_child=opened.put_away)
 

@@ -1,5 +1,5 @@
-"""Time ticks: uint64 hybrid timestamps, Unix milliseconds above an 18-bit logical counter. No clock
-of its own.
+"""Time ticks: uint64 hybrid timestamps with Unix milliseconds above an 18-bit logical counter.
+Clocks are passed in.
 """
 
 from collections.abc import Callable
@@ -9,15 +9,17 @@ from wal.errors import InvalidArgument, shown
 
 LOGICAL_BITS = 18
 TICK_MAX = (1 << 63) - 1
-"""Ticks stay below 2^63 so that they fit the signed 64-bit columns of Parquet readers; that is the
-year 3084.
+"""Ticks stay below 2^63, which is in the year 3084, so that they fit the signed 64-bit columns of
+Parquet readers.
 """
 CLOCK_LEAP_MS_MAX = 3_600_000
-"""A clock that runs this far ahead of the time that passed is not believed."""
+"""Ticks do not follow a clock that is further ahead of the elapsed time than this."""
 IDS_MAX = 1 << 32
-"""Ids that are handed out together: they are ahead of the clock by 16 seconds."""
+"""The number of ids that one call may allocate: they run ahead of the clock by 16 seconds."""
 AHEAD_MS_MAX = 60_000
-"""Ticks that are further ahead of the clock are told of; less is what clocks are corrected by."""
+"""Ticks that are further ahead of the clock than this are reported; ordinary clock corrections are
+smaller.
+"""
 
 
 def compose_tick(physical_ms: int, logical: int = 0) -> int:
@@ -40,8 +42,8 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 def tick_to_time(tick: int) -> datetime:
-    """Return when a tick was handed out, in UTC, to the millisecond. Raises `InvalidArgument` for
-    what is no tick.
+    """Return the UTC time of a tick, to the millisecond. Raises `InvalidArgument` for a value that
+    is not a tick.
     """
     if not isinstance(tick, int) or isinstance(tick, bool) or not 0 <= tick <= TICK_MAX:
         raise InvalidArgument(
@@ -51,16 +53,16 @@ def tick_to_time(tick: int) -> datetime:
 
 
 def tick_shown(tick: int) -> str:
-    """Return a tick and its time, as a text for people."""
+    """Return a tick and its time as text for people."""
     return f"{tick} ({tick_to_time(tick).isoformat(timespec='milliseconds')})"
 
 
 def time_to_tick(moment: datetime) -> int:
-    """Return the first tick of the millisecond that `moment` lies in: ticks below it were handed
-    out before the moment.
+    """Return the first tick of the millisecond of `moment`: smaller ticks were allocated before the
+    moment.
 
-    Raises `InvalidArgument` for a time without a zone, which may mean any of 24 moments, and for
-    one before 1970.
+    Raises `InvalidArgument` for a time without a zone, which is ambiguous, and for a time before
+    1970.
     """
     if not isinstance(moment, datetime):
         raise InvalidArgument(f"{shown(moment)} is no time — pass a datetime with a time zone")
@@ -68,21 +70,20 @@ def time_to_tick(moment: datetime) -> int:
         raise InvalidArgument(
             f"{moment.isoformat()} has no time zone — pass datetime.now(UTC), or add tzinfo="
         )
-    # Whole milliseconds by integer division: `timestamp()` is a float, whose rounding would move
-    # some moments by one.
+    # Compute milliseconds by integer division: `timestamp()` is a float, and its rounding would
+    # shift some moments by one.
     tick = compose_tick((moment - _EPOCH) // _MILLISECOND)
     if not 0 <= tick <= TICK_MAX:
         raise InvalidArgument(
-            f"{moment.isoformat()} is outside the times ticks can tell — from 1970 to 3084"
+            f"{moment.isoformat()} is outside the range of ticks — pass a time from 1970 to 3084"
         )
     return tick
 
 
 def tick_given(what: str, given: object) -> int:
-    """Return the tick that a caller gave as the argument `what`: a tick, or the time of one as a
-    `datetime` with a zone.
+    """Return the tick of the argument `what`, which is a tick or a `datetime` with a zone.
 
-    Raises `InvalidArgument` for anything else: a number that a clock gave is no tick.
+    Raises `InvalidArgument` for anything else.
     """
     if isinstance(given, datetime):
         try:
@@ -98,15 +99,14 @@ def tick_given(what: str, given: object) -> int:
 
 
 class TickAllocator:
-    """Hands out strictly ascending ticks of a node, each above every tick it has seen, whatever the
-    clock does.
+    """Allocates strictly ascending ticks for a node, each above every observed tick, even when the
+    clock jumps.
 
-    `now_ms` returns Unix milliseconds, `elapsed_ms` milliseconds from an arbitrary start, by a
-    clock that nobody sets. A clock that is over `CLOCK_LEAP_MS_MAX` ahead of where the time that
-    passed puts it is not followed: ticks go on with the time that passed, `on_leap` is told once by
-    how many milliseconds, and they follow the clock again when it comes back. `above` is the
-    highest tick ever promised by an earlier term. Not safe across threads: it lives on the event
-    loop.
+    `now_ms` returns Unix milliseconds; `elapsed_ms` returns milliseconds from an arbitrary start by
+    a clock that cannot be set. Ticks do not follow a clock that leaps over `CLOCK_LEAP_MS_MAX`
+    ahead of the elapsed time. They advance with the elapsed time instead, `on_leap` is called once
+    with the leap in milliseconds, and they follow the clock again when it comes back. `above` is
+    the highest tick that an earlier term has promised. Not thread-safe: it lives on the event loop.
     """
 
     def __init__(
@@ -121,26 +121,27 @@ class TickAllocator:
         self._elapsed_ms = elapsed_ms
         self._on_leap = on_leap
         self.last = above
-        """The highest tick handed out or observed."""
+        """The highest tick allocated or observed."""
         self._origin_ms = now_ms() - elapsed_ms()
         self._leaping = False
 
     def allocate(self, count: int = 1) -> int:
-        """Return the first of so many ticks above all earlier ones, one after the other."""
+        """Return the first of `count` consecutive ticks, all above every earlier one."""
         first = max(self.last + 1, self.now_ms() << LOGICAL_BITS)
         self.last = first + count - 1
         return first
 
     def now_ms(self) -> int:
-        """Return the clock that ticks follow, in Unix ms: a leap that they do not follow is not in
-        it.
+        """Return the clock that ticks follow, in Unix milliseconds, without leaps that ticks do not
+        follow.
         """
         now = self._now_ms()
         expected = self._origin_ms + self._elapsed_ms()
         ahead = now - expected
         if ahead <= CLOCK_LEAP_MS_MAX:
             self._leaping = False
-            # corrections forward add up; one back may be undone without being a leap
+            # forward corrections accumulate; a backward one may later be undone without counting as
+            # a leap
             self._origin_ms += max(0, ahead)
             return now
         if not self._leaping:
@@ -150,20 +151,20 @@ class TickAllocator:
 
     @property
     def ahead_ms(self) -> int:
-        """How far the highest tick is ahead of the clock; 0 for most, who never had a clock that
-        was.
+        """How far the highest tick is ahead of the clock, in milliseconds; 0 unless the clock was
+        ahead once.
         """
         return max(0, physical_ms(self.last) - self.now_ms())
 
     def observe(self, tick: int) -> None:
-        """Never hand out `tick` or anything below it: how cause stays before effect across
+        """Allocate only ticks above `tick` from now on. This keeps causes before effects across
         nodes.
         """
         self.last = max(self.last, tick)
 
 
 class IdAllocator:
-    """Hands out ascending ids of 64 bits, made of time and a counter as ticks are; see
+    """Allocates ascending 64-bit ids, made of time and a counter like ticks; see
     `TickAllocator`.
     """
 
@@ -171,9 +172,9 @@ class IdAllocator:
         self._ticks = ticks
 
     def alloc(self, count: int) -> range:
-        """Return `count` ids that follow each other, above all earlier ones.
+        """Return `count` consecutive ids, above all earlier ones.
 
-        Raises `InvalidArgument` for what is no count.
+        Raises `InvalidArgument` unless `count` is from 1 to `IDS_MAX`.
         """
         if type(count) is not int or not 1 <= count <= IDS_MAX:
             raise InvalidArgument(f"{shown(count)} ids were asked for — ask for 1 to {IDS_MAX}")
@@ -185,9 +186,10 @@ class IdAllocator:
         return self._ticks.allocate()
 
     def update_id(self, used: int) -> None:
-        """Never hand out `used` or anything below it: somebody has it, whatever the clock says.
+        """Allocate only ids above `used` from now on, even when the clock is behind: it is in use
+        already.
 
-        Raises `InvalidArgument` for what no id can be.
+        Raises `InvalidArgument` for a value that cannot be an id.
         """
         if type(used) is not int or used > TICK_MAX:
             step = f"give a whole number of up to {TICK_MAX}"

@@ -2,7 +2,7 @@
 time.
 
 It loads neither the log store nor anyio nor asyncio, so a Spark driver or executor may use it. It
-greets, calls and takes replies; streams and writes are the matter of `streamingnode.connect`.
+supports the handshake, calls and replies only; use `streamingnode.connect` for streams and writes.
 """
 
 import secrets
@@ -37,24 +37,24 @@ from wal.position import CLIENT_PRODUCER_IDS
 from wal.wire_types import VERSIONS, Hello, Welcome, WireError, decode, encode
 
 REPLY_BYTES_MAX = 1 << 30
-"""Largest reply, which comes in parts."""
+"""The largest reply, all parts together."""
 
 
 class WireClient:
-    """A connection to a node, from its making until `close`; for one thread at a time.
+    """A connection to a node, open until `close`; for one thread at a time.
 
-    It is not made again: once it is lost, each call raises. A node ends a connection that is silent
-    for 20 s, so connect for the work at hand.
+    It does not reconnect: after a loss, each call raises. A node ends a connection that is silent
+    for 20 s, so open one for the work at hand.
     """
 
     welcome: Welcome
-    """What the node said of itself."""
+    """Identity, settings and limits of the node."""
 
     def __init__(self, address: Address, options: LinkOptions | None = None) -> None:
-        """Connect and greet the node.
+        """Connect to the node and complete the handshake.
 
-        Raises `Unreachable`, `Unauthenticated`, `Overloaded` for one connection too many, and
-        `ProtocolError` when no node or one of another version answers.
+        Raises `Unreachable`, `Unauthenticated`, `Overloaded` at the node's limit of connections,
+        and `ProtocolError` when something else or a node of another version answers.
         """
         options = options or LinkOptions()
         self.address = address
@@ -84,9 +84,9 @@ class WireClient:
     ) -> Any:
         """Return the node's reply to a call, as a value of the type `reply`.
 
-        The calls are those of docs/protocol.md. Raises what the node refuses with,
+        docs/protocol.md lists the calls. Raises the error that the node replies with,
         `DeadlineExceeded` after `timeout` seconds, and `Indeterminate` when the connection is lost
-        before the reply: the call may have taken effect.
+        before the reply: then the call may have taken effect.
         """
         if not self._is_open:
             raise OnShutdown(f"the connection to {self.address} is closed — connect again")
@@ -104,7 +104,7 @@ class WireClient:
             self.close()
             raise Indeterminate(
                 f"the connection to {self.address} was lost before the answer to {name}: {error} — "
-                "connect again, and look whether the call took effect"
+                "connect again, and check whether the call took effect"
             ) from error
         except ProtocolError:
             self.close()
@@ -112,7 +112,7 @@ class WireClient:
         if frame is None:
             raise DeadlineExceeded(
                 f"{name} had no answer from {self.address} within {timeout:g} s — "
-                "look whether it took effect, or give it more time"
+                "check whether it took effect, or allow more time"
             )
         if frame.kind == FrameKind.ERROR:
             if not frame.number:
@@ -121,7 +121,7 @@ class WireClient:
         return decode(frame.payload, reply)
 
     def close(self) -> None:
-        """Close the connection; the node cancels what is under way. Idempotent."""
+        """Close the connection; the node cancels a running call. Idempotent."""
         self._is_open = False
         self._reader.drop()
         self._long_frames.drop()
@@ -158,9 +158,9 @@ class WireClient:
         self._socket.sendall(b"".join(encode_frame(kind, number, meta, *payload)))
 
     def _receive(self, until: float) -> Frame | None:
-        """Return the next whole frame; None at `until`, by the monotonic clock.
+        """Return the next complete frame; None at `until`, by the monotonic clock.
 
-        Raises `OSError` for a lost connection and for a node that is silent, and `ProtocolError`.
+        Raises `OSError` for a lost connection or a silent node, and `ProtocolError`.
         """
         while not self._frames:
             now = time.monotonic()
@@ -176,7 +176,7 @@ class WireClient:
                     self._send(FrameKind.PING)
                 continue
             if not size_bytes:
-                raise ConnectionError("the node closed it")
+                raise ConnectionError("the node closed the connection")
             self._heard_at = time.monotonic()
             self._take(size_bytes)
         return self._frames.popleft()
@@ -186,7 +186,7 @@ class WireClient:
             whole = self._long_frames.whole(frame)
             if whole is not None:
                 self._frames.append(whole)
-            if frame.kind == FrameKind.WELCOME:  # frames of full size follow, and long ones
+            if frame.kind == FrameKind.WELCOME:  # frames of full size and long frames may follow
                 self._reader.frame_bytes_max = FRAME_BYTES_MAX
                 self._long_frames.bytes_max = REPLY_BYTES_MAX
 
@@ -196,7 +196,7 @@ def _connect(address: Address, tls: ssl.SSLContext | None) -> socket.socket:
         connected = socket.create_connection((address.host, address.port), CONNECT_S_MAX)
         if not address.tls:
             return connected
-        with connected:  # closes what was not wrapped; a wrapped socket has taken it over
+        with connected:  # closes the socket unless it is wrapped; the wrapping socket takes it over
             context = tls or ssl.create_default_context()
             return context.wrap_socket(connected, server_hostname=address.host)
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -210,7 +210,7 @@ def _connect(address: Address, tls: ssl.SSLContext | None) -> socket.socket:
 
 
 def _answers(frame: Frame, number: int) -> bool:
-    """Whether a frame ends the call: its reply, its error, or that of the whole connection."""
+    """Return whether a frame ends the call: its reply, its error, or an error of the connection."""
     if frame.kind == FrameKind.ERROR:
         return frame.number in {0, number}
     return frame.kind == FrameKind.REPLY and frame.number == number

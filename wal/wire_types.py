@@ -1,6 +1,8 @@
-"""What crosses a connection: greetings, errors, and the values of calls as MessagePack.
+"""The values that cross a connection: hello and welcome, errors, and the values of calls as
+MessagePack.
 
-Node and clients share it, those without an event loop, too. No I/O; docs/protocol.md describes it.
+The node and all clients share it, including clients without an event loop. No I/O; docs/protocol.md
+describes it.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,18 +17,21 @@ from wal.errors import ProtocolError, StreamingNodeError, TooLarge
 from wal.position import MessageId, message_id_kind
 
 VERSIONS = (1,)
-"""Versions of the protocol that this release speaks; the highest that both sides do is taken."""
+"""Versions of the protocol that this release supports; the highest version that both sides support
+is used.
+"""
 TABLE_BYTES_MAX = 2 << 30
-"""Largest snapshot that goes over a connection in one piece."""
+"""The largest snapshot that crosses a connection in one piece."""
 DETAIL_MAX = 4_096
-"""Characters of an error's text that cross."""
+"""The number of characters of an error's text that cross."""
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The first frame of a client. `client_id` is its producer id, which it keeps over connections.
+    """The first frame of a client. `client_id` is its producer id and stays the same over its
+    connections.
 
-    `connection` counts its connections from 1 on, so that a late hello replaces no newer one; it
-    is 0 for a client that does not count.
+    `connection` numbers its connections from 1 on, so that a late hello cannot replace a newer
+    connection; 0 for a client that does not number them.
     """
 
     versions: tuple[int, ...]
@@ -37,17 +42,19 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """The answer of the node: its identity, its settings and its bounds."""
+    """The node's answer to a hello: its identity, settings and limits."""
 
     version: int
     node_id: str
     path: str | None
     wal_name: str
     write_bytes_max: int
-    """How many bytes of frames of writes may be unanswered."""
+    """The number of bytes of frames of writes that may be unanswered."""
     settings: dict[str, Any]
     memory: int = 0
-    """Which memory of the client's changes this is: another number is one that began empty."""
+    """Identifies the node's memory of the client's changes: another number means a new, empty
+    memory.
+    """
 
 
 # --- values that are no plain data ----------------------------------------------------------------
@@ -73,7 +80,7 @@ def _encode_other(value: object) -> object:
             return value.wal_name
         case range():
             return value.start, value.stop
-        case Callable():  # a progress callback stays on its side
+        case Callable():  # a progress callback is not sent
             return None
         case _:
             raise NotImplementedError(f"{type(value).__name__} does not cross a connection")
@@ -99,11 +106,11 @@ def _decode_other(kind: Any, value: Any) -> Any:
 
 
 def _no_progress(*_step: object) -> None:
-    """Take the place of a callback of the other side."""
+    """Do nothing, in place of a callback of the other side."""
 
 
 encode = msgspec.msgpack.Encoder(enc_hook=_encode_other).encode
-"""Return the bytes of a value."""
+"""Encode a value as bytes."""
 
 
 @cache
@@ -112,7 +119,7 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def decode(data: bytes | memoryview, kind: Any) -> Any:
-    """Return a value of a kind. Raises `ProtocolError` for bytes that are no such value."""
+    """Decode a value of a type. Raises `ProtocolError` for other bytes."""
     try:
         return _decoder(kind).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -123,8 +130,8 @@ def decode(data: bytes | memoryview, kind: Any) -> Any:
 
 
 class WireError(msgspec.Struct, frozen=True, array_like=True):
-    """An error as it crosses: the code of its class, its text, whether to try again, and its typed
-    fields.
+    """An error that crosses a connection: the code of its class, its text, whether to retry, and
+    its typed fields.
     """
 
     code: str
@@ -134,8 +141,8 @@ class WireError(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """Return an error for the other side; of one that is none of ours only that it happened,
-        not what is in it.
+        """Return an error in its form for the other side. For an error outside this system, send
+        only its type, not its content.
         """
         if not isinstance(error, StreamingNodeError):
             return cls(
@@ -152,8 +159,8 @@ class WireError(msgspec.Struct, frozen=True, array_like=True):
         return cls(error.code, str(error)[:DETAIL_MAX], error.retryable, fields)
 
     def error(self) -> StreamingNodeError:
-        """Return the error of the same class here; of a class that is not known here, one that has
-        its code and text.
+        """Return the error as an object of its class; an unknown class becomes a
+        `StreamingNodeError` with its code and text.
         """
         kind = next(
             (each for each in _classes(StreamingNodeError) if each.code == self.code),
@@ -164,7 +171,7 @@ class WireError(msgspec.Struct, frozen=True, array_like=True):
         unknown = (
             {"code": self.code, "retryable": self.retryable} if kind is StreamingNodeError else {}
         )
-        # whatever their names are: no attribute of the class is set
+        # sets only the instance, so a field of any name cannot change the class
         vars(error).update(self.fields | unknown)
         return error
 

@@ -127,7 +127,7 @@ class Session:
         self._topics = ClientTopics(self._backend.mq)
         self._sent_catalog: tuple[Catalog, int] | None = None
         """The catalog and its version that were last sent to the client."""
-        self._catalog_lock = asyncio.Lock()
+        self._telling = asyncio.Lock()
         self._catalog_numbers = count(CATALOG_NUMBERS)
 
     # --- frames -----------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class Session:
 
     async def send_catalog(self) -> None:
         """Send the client the current collections, unless it has them."""
-        async with self._catalog_lock:  # so that an older catalog cannot overtake a newer one
+        async with self._telling:  # so that an older catalog cannot overtake a newer one
             catalog = self._backend.catalog
             if self._sent_catalog == (catalog, catalog.version):
                 return

@@ -262,7 +262,7 @@ def test_groups_that_do_not_add_up_are_corrupt(forge: Callable[[], bytes]) -> No
     ],
 )
 def test_boundaries_of_no_message_are_corrupt(forge: Callable[[], bytes]) -> None:
-    with pytest.raises(Corrupt, match="rows of no group"):
+    with pytest.raises(Corrupt, match="rows outside its groups"):
         decode_entry(forge(), wal_name=WAL_NAME, previous_crc32c=None)
 
 
