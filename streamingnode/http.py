@@ -194,12 +194,12 @@ class Monitor:
         if self._node is None:
             recovering = LogState.RECOVERING.value
             return _document(503, ready=False, state=recovering, reason="the node is opening")
-        told = self._measure()
-        state = told.log.state
+        stats = self._measure()
+        state = stats.log.state
         not_ready = partial(_document, 503, ready=False, state=state)
         if state != LogState.OPEN.value:
-            return not_ready(reason=f"the log takes no appends: {told.log.last_error}")
-        space = told.space
+            return not_ready(reason=f"the log takes no appends: {stats.log.last_error}")
+        space = stats.space
         if space is not None and SpaceLevel[space.level.upper()] >= SpaceLevel.FULL:
             return not_ready(reason=f"the disk is {space.level}: appends are refused")
         try:  # ticks advance, and everything that is on its way now is written
