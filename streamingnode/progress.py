@@ -1,6 +1,4 @@
-"""What is going on, for a person who waits at a terminal: one line for each stage, rewritten as it
-goes on.
-"""
+"""Progress of long work on a terminal: one line for each stage, rewritten as it advances."""
 
 import time
 from shutil import get_terminal_size
@@ -10,10 +8,9 @@ REWRITE_INTERVAL_S = 0.1
 
 
 class Progress:
-    """Told by a long piece of work, in its block, where it is. Ends a stage's line with how long it
-    took.
+    """Shows the stage of long work in a block, and ends the line of each stage with its duration.
 
-    Where nobody waits it says nothing: cron would send that as a mail.
+    It writes only to a terminal: cron would mail any other output.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -29,13 +26,11 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._close()
-        elif self._name:  # its line is left as it is; what is printed next begins another
+        elif self._name:  # the line stays, and later output begins on the next one
             self._write("\n")
 
     def stage(self, name: str, total: float | None = None) -> None:
-        """Begin a stage of `total` steps, None when nobody knows how many; it ends the one
-        before.
-        """
+        """Begin a stage of `total` steps (None if unknown), and end the previous one."""
         self._close()
         self._name = self._text = name
         self._total = total
@@ -44,8 +39,8 @@ class Progress:
         self._rewrite()
 
     def advance(self, done: float, note: str = "", *, total: float | None = None) -> None:
-        """Say that `done` steps of the stage are done, of `total` now that it is known, and
-        something short about it.
+        """Show that `done` steps of the stage are done, with a short note; `total` sets the number
+        of steps.
         """
         self._total = self._total if total is None else total
         share = f", {min(1.0, done / self._total):.0%}" if self._total else ""
@@ -61,7 +56,7 @@ class Progress:
         now = time.monotonic()
         if now - self._written > REWRITE_INTERVAL_S:
             self._written = now
-            # what wraps cannot be rewritten
+            # a line that wraps cannot be rewritten
             self._write(f"\r{self._text[: get_terminal_size().columns - 1]}\x1b[K")
 
     def _write(self, text: str) -> None:

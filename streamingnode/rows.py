@@ -360,7 +360,7 @@ def _has_zone(kind: pa.DataType) -> bool:
 
 _DAYS_OF_PYTHON = tuple((day - dt.date(1970, 1, 1)).days for day in (dt.date.min, dt.date.max))
 _ZONE_DAYS = 2
-"""A margin of one day, the most that a zone differs from UTC: a time further than this from the
+"""A margin in days: a zone differs from UTC by at most one, so a time further than this from the
 ends of Python's years is safe in every zone.
 """
 
