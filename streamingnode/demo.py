@@ -186,7 +186,7 @@ def prepare(directory: Path) -> None:
     (directory / MARKER).write_text(note)
 
 
-# --- what was acknowledged ------------------------------------------------------------------------
+# --- the acknowledged rows ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ BYTES_BOUNDS = tuple(64.0 * 4**power for power in range(10))
 """From 64 B to 16 MiB."""
 SCAN_MODES = {"opening": "opening", "catching up": "catchup", "tailing": "tailing"}
 PENDING = ("row", "append", "transaction")
-"""Of which `WriteStatistics` has what is held in memory."""
+"""The kinds of writes for which `WriteStatistics` has the memory they hold."""
 
 Value = Callable[[NodeStatistics], float]
 

@@ -511,7 +511,7 @@ class Node(CollectionCalls):
 
     def _info(self, collection: str) -> CollectionInfo:
         self._check_open()
-        if not isinstance(collection, str):  # else it would be one call more for each write
+        if not isinstance(collection, str):  # checked here to save a call for each write
             check_text("collection", collection)
         return self._backend.catalog.collection_by_name(collection)
 

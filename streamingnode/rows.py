@@ -474,7 +474,7 @@ def conform(batch: pa.RecordBatch, shape: RowShape, *, first_row: int = 0) -> pa
                 kind = given.value_type if pt.is_dictionary(given) else given
                 advice = "cast it before the insert"
                 if pt.is_timestamp(kind) and pt.is_timestamp(field.type):
-                    advice = "say which zone its times are in, as pc.assume_timezone does"
+                    advice = "give its times their zone, as pc.assume_timezone does"
                     if kind.tz is not None:
                         advice = "give the times of one zone without it, as pc.local_timestamp does"
                 reason = f"is {kind}, the schema has {field.type} — {advice}"
