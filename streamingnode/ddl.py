@@ -131,7 +131,7 @@ class CatalogChanges:
     ) -> None:
         """Append a change, unless an earlier attempt did.
 
-        An error that `passes` means that the change exists already; this returns once that is
+        An error that `passes` means that the change was made before; this returns once that is
         durable.
         """
         if stamp is not None and await self.channel.outcome(stamp) is not None:

@@ -79,7 +79,7 @@ async def take_snapshot(
             info = channel.check_live(info)
             checkpoint = flusher.checkpoint
             cuts = flusher.cuts
-            # the tick is above the checkpoint, so it covers everything in the checkpoint's cuts
+            # `now` is above the checkpoint, so everything in the checkpoint's cuts is below it
             now = await channel.consistent_tick()
             tick = now if as_of is None else as_of
             if tick > now:
@@ -102,7 +102,7 @@ async def take_snapshot(
                 channel.check_live(info)  # its files may have been deleted meanwhile
                 is_behind = isinstance(error, (Truncated, TableAhead))
                 if is_behind and flusher.checkpoint is not checkpoint:
-                    # meanwhile a new cut let the log be truncated, or a table let files be deleted
+                    # A new cut came meanwhile, and log or files before it were deleted: read again.
                     continue
                 if is_behind:
                     await flusher.check_cuts()
