@@ -182,6 +182,8 @@ class SpoolingBackend(RemoteBackend):
         """The last message with dead letters, of which all are there: it and those before it are
         done.
         """
+        self._are_letters_known = False
+        """Whether that is so: not after a write of letters whose outcome is open."""
         self._known: Known
         self._is_saved = False
         """Whether the disk has what is known of the node now."""
@@ -234,15 +236,18 @@ class SpoolingBackend(RemoteBackend):
         known = await mq.consume(KNOWN, GROUP, 1)
         return decode(known[0].payload, Known) if known else None
 
-    async def _count_letters(self) -> None:
+    async def _count_letters(self) -> ConsumerMessage | None:
+        """Look at the dead letters that are there; return the last one."""
         dead = (await self._kept.info()).get(DEAD)
-        if dead is None:
-            return
-        self._letters = dead.end_id + 1 - dead.begin_id
-        self._letters_bytes = dead.bytes
-        last = await self._kept.get_message(DEAD, dead.end_id)
+        last = None
+        if dead is not None:
+            self._letters = dead.end_id + 1 - dead.begin_id
+            self._letters_bytes = dead.bytes
+            last = await self._kept.get_message(DEAD, dead.end_id)
         if last is not None and last.properties["left"] == "0":
             self._buried_id = int(last.properties["id"])
+        self._are_letters_known = True
+        return last
 
     def _count(self, message: ProducerMessage | ConsumerMessage, sign: int = 1) -> None:
         # Not below 0: a message whose write failed may be there, uncounted.
@@ -441,6 +446,8 @@ class SpoolingBackend(RemoteBackend):
                 await self._moved.wait()
             return
         message = self._first
+        if not self._are_letters_known:
+            await self._count_letters()
         if message.message_id > self._buried_id:
             await self._send_kept(message)
         # On a full disk the message stays and is not sent again: its sequence is in the log.
@@ -507,10 +514,11 @@ class SpoolingBackend(RemoteBackend):
         payload: memoryview,
         refused: dict[int, StreamingNodeError],
     ) -> None:
-        """Produce the dead letters of a message; `left` of each says how many follow it, so an
-        opening after a crash knows whether all are there.
+        """Produce the dead letters of a message; `left` of each says how many follow it, so after a
+        crash or a failed write it is known which of them are there, and only the others follow.
         """
         await self._kept.create_topic(DEAD)
+        last = await self._count_letters()
         found = list(dead_letters(writes, payload, refused, self._known))
         letters = [
             dead_letter(
@@ -523,6 +531,9 @@ class SpoolingBackend(RemoteBackend):
             )
             for number, (body, about, error) in enumerate(found, 1)
         ]
+        if last is not None and last.properties["id"] == str(message_id):
+            del letters[: max(0, len(letters) - int(last.properties["left"]))]
+        self._are_letters_known = False
         for part in parts_within(letters, PRODUCE_BYTES_MAX // 2):
             await self._kept.produce(DEAD, part)
         await self._count_letters()
