@@ -171,7 +171,7 @@ def _judge_level(
 
 
 def judge(
-    told: NodeStatistics,
+    node: NodeStatistics,
     readers: Sequence[ReaderInfo],
     transactions: Sequence[TransactionInfo],
     thresholds: Thresholds,
@@ -180,9 +180,9 @@ def judge(
     """Return short facts about a running node; problems go into `report`, critical ones as
     damage.
     """
-    log = told.log
-    flusher = told.flusher
-    space = told.space
+    log = node.log
+    flusher = node.flusher
+    space = node.space
     facts = {"log": f"{log.state}, term {log.term}"}
     if log.state != LogState.OPEN.value:
         report.damage(
@@ -190,7 +190,7 @@ def judge(
             f"it takes no appends: {log.state}, {log.last_error or log.store}",
             "look at its disk",
         )
-    lag_s = flusher_lag_s(told)
+    lag_s = flusher_lag_s(node)
     facts["flusher"] = (
         f"{flusher.state.value}, {flusher.unflushed_rows} rows wait, the oldest for {lag_s:.0f} s"
     )
@@ -222,13 +222,13 @@ def judge(
     return facts
 
 
-def flusher_lag_s(told: NodeStatistics) -> float:
+def flusher_lag_s(node: NodeStatistics) -> float:
     """Return how many seconds the oldest row has waited for a cut, at most since the node was
     opened; 0 without such a row.
     """
-    since_tick = told.flusher.unflushed_since_tick
+    since_tick = node.flusher.unflushed_since_tick
     return (
-        min(told.uptime_s, max(0, told.at_ms - physical_ms(since_tick)) / 1000)
+        min(node.uptime_s, max(0, node.at_ms - physical_ms(since_tick)) / 1000)
         if since_tick
         else 0.0
     )
