@@ -36,11 +36,13 @@ from wal.timetick import physical_ms
 
 REQUIRED = (
     "anyio",
+    "click",
     "google_crc32c",
     "msgspec",
     "numpy",
     "protobuf",
     "pyarrow",
+    "rich",
     "rocksdict",
     "stamina",
     "structlog",
