@@ -12,7 +12,7 @@
 #   make lock        resolve requirements.lock and requirements-crowded.lock again
 #   make clean       remove caches and build output; environments and data stay
 #
-# ARGS is passed on: make test ARGS="tests/wal -x". Tests run in WORKERS processes, of which one has the Spark; in one process,
+# ARGS is passed on: make test ARGS="tests/wal -x". Tests run in WORKERS processes, two of which start Spark; in one process,
 # for a debugger: make test WORKERS=0
 
 .POSIX:

@@ -1,22 +1,22 @@
-"""Makes a cut visible, data files first, the manifest last, and sorts out what a crash left.
-Blocks, so it runs in threads.
+"""Publishes a cut, data files first and the manifest last, and cleans up after a crash. Blocks, so
+it runs in threads.
 
-The files are complete and synced under temporary names before, and the checkpoint follows. What
-each crash leaves behind, and what the next start makes of it:
+Before, all files are complete and synced under temporary names. Afterwards the checkpoint is
+stored. What each crash leaves behind, and what the next start does with it:
 
 1. While a file is written, or before it is renamed: `*.tmp`. Removed; the log is read again from
    the last checkpoint.
-2. Between the renames: data files no manifest names. Removed, and read again.
-3. Before the manifest's rename: as 2, and the manifest's `*.tmp`. The same.
+2. Between the renames: data files that no manifest names. Removed; the log is read again.
+3. Before the manifest's rename: as 2, and the manifest's `*.tmp`. Removed as in 2.
 4. After that rename, before its directory is synced: after a power cut either the manifest or its
-   `*.tmp`, never half of one. As 3, or as 5.
+   `*.tmp`, never half of one. As 5 or 3.
 5. Before the checkpoint: the cut, and a checkpoint one cut behind. The cut is adopted: its names
-   are synced once more, the log up to its tick is read again and compared with it
-   (`check_same_cut`), no file is written, the checkpoint follows.
-6. Before truncation: everything. Truncation is tried again, and is idempotent.
+   are synced again, the log up to its tick is compared with it (`check_same_cut`), no file is
+   written, and the checkpoint is stored.
+6. Before truncation: the cut and its checkpoint. Truncation is repeated; it is idempotent.
 
-A cut on disk is never written again: a reader may hold it. A disk error in the running process
-leaves what a crash at the same place leaves, and is treated the same.
+A cut on disk is never written again, because a reader may hold it. A disk error in the running
+process leaves the same as a crash at that place, and is handled the same way.
 """
 
 import os
@@ -92,8 +92,9 @@ def build_manifest(
 
 
 def publish_cut(directory: NodeDirectory, manifest: CutManifest) -> Cut:
-    """Give the files their names and write the manifest; durable on return. An `OSError` is as a
-    crash at that place.
+    """Rename the files to their final names and write the manifest; durable on return.
+
+    An `OSError` leaves the same as a crash at that place.
     """
     paths = file_paths(manifest)
     for path in paths:
@@ -117,26 +118,23 @@ def publish_cut(directory: NodeDirectory, manifest: CutManifest) -> Cut:
 
 
 def cut_ahead(directory: NodeDirectory, checkpoint: Checkpoint) -> Cut | None:
-    """Return the cut that was published when a crash kept its checkpoint from following; None when
-    there is none.
+    """Return the cut whose checkpoint a crash prevented, or None.
 
-    It is durable when this returns. Raises `Corrupt` when the cuts on disk and the checkpoint do
-    not belong together.
+    The cut is durable when this returns. Raises `Corrupt` when the cuts on disk and the checkpoint
+    do not belong together.
     """
     newest = max(cut_numbers(directory), default=0)
     known = checkpoint.cut_number
     if newest not in {known, known + 1}:
         raise Corrupt(
             f"the newest cut in {directory.root / CUTS} is {newest}, the checkpoint is at {known} "
-            "— "
-            "restore the cuts and the log from one backup"
+            "— restore the cuts and the log from one backup"
         )
     if newest == 0:
         return None
     cut = read_cut(directory, newest)
     if newest > known:
-        # The names are there, but what kept the checkpoint back may have come before they were
-        # durable.
+        # The crash may have come before the names were durable.
         directory.sync_parents([manifest_path(newest), *file_paths(cut.manifest)])
         return cut
     if cut.crc32c != checkpoint.manifest_crc32c:
@@ -149,13 +147,13 @@ def cut_ahead(directory: NodeDirectory, checkpoint: Checkpoint) -> Cut | None:
 def check_same_cut(
     manifest: CutManifest, before: Checkpoint, tick: int, rows: Mapping[str, int]
 ) -> None:
-    """Raise `Corrupt` unless a cut on disk is the one the log tells; `rows` counts what the log has
-    for each path.
+    """Raise `Corrupt` unless a cut on disk agrees with the log; `rows` has the log's number of rows
+    of each path.
     """
     found = {file.path: file.rows for file in manifest.files}
     if found != rows or (manifest.tick, manifest.previous_crc32c) != (tick, before.manifest_crc32c):
         raise Corrupt(
-            f"cut {manifest.number} on disk is not the cut the log tells at tick {tick} — "
+            f"cut {manifest.number} on disk is not the cut of the log at tick {tick} — "
             "the directory mixes files of different backups; restore all of it from one"
         )
 
@@ -163,11 +161,10 @@ def check_same_cut(
 def remove_orphans(
     directory: NodeDirectory, number: int, *, segment_ids: range, ahead: Cut | None
 ) -> None:
-    """Remove what was written for cut `number` and is not named by it, nothing that anybody else
-    put there. Idempotent.
+    """Remove the files that the node wrote for cut `number` and the cut does not name. Idempotent.
 
-    `segment_ids` are those given since the cut before it. Only while no file is in progress. Raises
-    `OSError`.
+    Files of other origin stay. `segment_ids` are those assigned since the cut before. Call it only
+    while no file is in progress. Raises `OSError`.
     """
     named = frozenset() if ahead is None else frozenset(file_paths(ahead.manifest))
     for path in [path for top in (*DATA, CUTS) for path in directory.files(top)]:
@@ -177,8 +174,8 @@ def remove_orphans(
 
 
 def _is_of_cut(path: str, number: int, segment_ids: range) -> bool:
-    """Whether the node gives this path to a file of cut `number`, or to one in the making; not to
-    its manifest.
+    """Whether the path is that of a data file of cut `number`, finished or temporary, or of its
+    temporary manifest.
     """
     if path == manifest_path(number) + TEMPORARY_SUFFIX:
         return True
@@ -188,9 +185,9 @@ def _is_of_cut(path: str, number: int, segment_ids: range) -> bool:
 
 # --- the earliest cut that is kept ----------------------------------------------------------------
 #
-# Its number, in the log store's map, goes up durably before retention removes the cuts below it. So
-# a cut that retention took is told from one that is lost; whatever no cut names any more is only
-# removed when none is lost.
+# Its number, in the log store's map, is raised durably before retention removes the cuts below it.
+# That distinguishes a cut that retention removed from a lost one. Files that no cut names are
+# removed only when no cut is lost.
 
 CUTS_RECORD = "cuts/"
 FIRST_CUT = 1
@@ -202,9 +199,7 @@ def kept_cuts_key(pchannel: str) -> str:
 
 
 def decode_first_kept(content: bytes | None) -> int:
-    """Return a stored number, that of the first cut when nothing was ever removed. Raises `Corrupt`
-    for other bytes.
-    """
+    """Return the stored number; `FIRST_CUT` when nothing was ever removed. Raises `Corrupt`."""
     if content is None:
         return FIRST_CUT
     try:
@@ -216,12 +211,13 @@ def decode_first_kept(content: bytes | None) -> int:
 LEASES = "leases"
 LEASE_BYTES_MAX = 64 << 10
 UNREADABLE = 0
-"""The collection of a lease that cannot be read: all of them, so it holds everything."""
+"""The collection of a lease that cannot be read: it keeps the files of all collections."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """What one table has taken of one node; it may lag behind the table, which keeps files longer,
-    and is never ahead.
+    """How far one table has taken one node's cuts.
+
+    A lease may lag behind its table, which only keeps files longer, and is never ahead of it.
     """
 
     table: str = ""
@@ -232,14 +228,12 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lease_path(node: Path, table: Path) -> Path:
-    """Return where the lease of a table lies; tables of one name in two places have a lease
-    each.
-    """
+    """Return the path of a table's lease; tables of one name in two directories have one each."""
     return node / LEASES / f"{table.name}-{crc32(str(table.resolve().parent).encode()):08x}.json"
 
 
 def lease_files(directory: NodeDirectory) -> Iterator[tuple[str, Lease | str]]:
-    """Yield the path of each lease file, and its lease, or why it holds none."""
+    """Yield the path of each lease file with its lease, or with the reason why it has none."""
     for path in directory.files(LEASES):
         if path.endswith(".json"):
             try:
@@ -250,14 +244,14 @@ def lease_files(directory: NodeDirectory) -> Iterator[tuple[str, Lease | str]]:
                     ),
                 )
             except FileNotFoundError:
-                pass  # an ingest gives up the lease of a dropped collection's table
+                pass  # an ingest removes the lease of a dropped collection's table
             except (msgspec.DecodeError, UnicodeDecodeError, Corrupt) as error:
                 yield path, str(error)
 
 
 def read_leases(directory: NodeDirectory, *, node_id: str) -> list[Lease]:
-    """Return the leases of tables fed from this node, and one of `UNREADABLE` in place of each that
-    does not decode.
+    """Return the leases of this node's tables; a lease that does not decode has the collection
+    `UNREADABLE`.
     """
     leases = (
         found
@@ -269,8 +263,9 @@ def read_leases(directory: NodeDirectory, *, node_id: str) -> list[Lease]:
 
 
 def write_lease(node: Path, lease: Lease) -> None:
-    """Replace the table's lease, whole; durable on return. The group may read it where it may read
-    the directory.
+    """Replace the table's lease atomically; durable on return.
+
+    The group may read the file where it may read the directory.
     """
     path = lease_path(node, Path(lease.table))
     make_directory(path.parent)
@@ -287,7 +282,7 @@ def write_lease(node: Path, lease: Lease) -> None:
 
 
 def release(node: Path, table: Path) -> None:
-    """Give up a table's lease: it takes no more cuts of this node."""
+    """Remove a table's lease: the table takes no more cuts of this node."""
     path = lease_path(node, table)
     with suppress(FileNotFoundError):
         path.unlink()
@@ -295,13 +290,13 @@ def release(node: Path, table: Path) -> None:
 
 
 def check_writable(node: Path) -> None:
-    """Raise `StorageFailed` where no lease could be written: a table would be ahead of a node that
-    keeps files for ever.
+    """Raise `StorageFailed` where no lease can be written.
+
+    Without the lease the node would keep the table's files for ever.
     """
     place = node / LEASES if (node / LEASES).is_dir() else node
     if not os.access(place, os.W_OK | os.X_OK):
         raise StorageFailed(
             f"an ingest writes its lease into {place}, which this user may not — run it as the "
-            "node's user, "
-            f"or let a group of both write to {node / LEASES}"
+            f"node's user, or let a group of both write to {node / LEASES}"
         )

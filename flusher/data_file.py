@@ -1,9 +1,9 @@
-"""One file of a cut, from its first row to its name on disk: rows wait in memory, worker threads
+"""One file of a cut, from its first row until it is synced: rows wait in memory, worker threads
 decode and write them.
 
-Plain Parquet, as `docs/format.md` has it in section "Segment file". After an `OSError` the file is
-of no use: the flusher gives up everything since its checkpoint and reads it again, which is also
-what a crash makes it do.
+`cuts.publish_cut` then gives the file its final name. The format is plain Parquet, as described in
+section "Segment file" of `docs/format.md`. An `OSError` makes the file unusable: the flusher then
+abandons everything since its checkpoint and reads it again, which is also the path after a crash.
 """
 
 import asyncio
@@ -40,40 +40,46 @@ from wal.failpoint import failpoint
 from wal.runtime import in_thread
 
 FILE_FORMAT = "1"
-"""Value of the metadata key `streamingnode.format` of files this release writes."""
+"""The value of the metadata key `streamingnode.format` in files that this release writes."""
 
 ROW_GROUP_ROWS_MAX = 1 << 20
-"""Keeps what a reader must hold at once small, whatever the width of a row."""
+"""Bounds the memory a reader needs for one row group, whatever the width of a row."""
 
 ZSTD_LEVEL = 1
-"""Higher levels take a third more time for a few per cent of space on rows that Spark rewrites
-anyway.
+"""Higher levels take a third more time to save a few per cent of space, and Spark rewrites these
+rows anyway.
 """
 
 DICTIONARY_SAMPLE_ROWS = 8192
 DICTIONARY_DISTINCT_MAX = 0.25
-"""A text column whose first rows repeat this much gets a dictionary, smaller and faster to read;
-others would only pay.
+"""A text column gets a dictionary when at most this share of its first rows is distinct.
+
+A dictionary is smaller and faster to read for such columns; for other columns it only costs.
 """
 
 DESCENTS_MAX = 0.05
-"""Whole numbers and times of which no more of the first go down are stored as differences: a third
-of the time to write, and a hundredth of the space, for keys and times that count up; a little
-larger when what follows does not."""
+"""Integer and time columns are delta encoded when at most this share of their first values
+descends.
+
+For ascending keys and times this takes a third of the time to write and a hundredth of the space.
+The column becomes a little larger when later values do not ascend.
+"""
 
 JOIN_BYTES = 4 << 20
-"""Payloads are copied together this many bytes at a time: `bytes.join` holds the interpreter, for
-about 1 ms then.
+"""Payloads are joined in parts of this many bytes: `bytes.join` holds the interpreter lock, for
+about 1 ms at this size.
 """
 
 JOINED_PAYLOAD_BYTES_MAX = 8 << 10
-"""Payloads larger than this on average are decoded one by one: that takes 7 us each, and copies
+"""Payloads with a larger mean size are decoded one by one, which takes 7 us each and copies
 nothing.
 """
 
 CHUNK_BYTES_MIN = 32 << 10
-"""Smaller chunks are joined before Parquet sees them, which takes 2 to 3 us for each. Joining 32
-KiB takes 2 us, and up to 50 us where memory is new to the process: all rows are there twice then.
+"""Smaller chunks are joined before Parquet writes them: Parquet takes 2 to 3 us for each chunk.
+
+Joining 32 KiB takes 2 us, and up to 50 us in memory that is new to the process. All rows are in
+memory twice meanwhile.
 """
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -87,15 +93,16 @@ _IS_WHOLE = (pa.types.is_integer, pa.types.is_timestamp, pa.types.is_date, pa.ty
 
 
 class Rows(msgspec.Struct, frozen=True, gc=False):
-    """A batch of the log, and the tick of each group of its entry."""
+    """A batch of rows from the log, and the tick of each of its groups."""
 
     batch: RowBatch
     ticks: Numbers
 
     @classmethod
     def of(cls, batch: RowBatch, ticks: Numbers) -> Self:
-        """Return rows that keep no more than twice their bytes of an entry in memory: keys deleted
-        would keep all of it.
+        """Return the rows; copy them out of their entry if they use less than half of it.
+
+        A view keeps the whole entry in memory, even for a few deleted keys.
         """
         payload = batch.payload
         count = len(batch.groups)
@@ -108,17 +115,17 @@ class Rows(msgspec.Struct, frozen=True, gc=False):
 
 
 def encoded_bytes(rows: Iterable[Rows]) -> int:
-    """Return what rows take as the log holds them."""
+    """Return the size of rows in their encoded form, as in the log."""
     return sum([len(each.batch.payload) for each in rows])
 
 
 class FileInProgress:
-    """One file between its first row and its cut; lives on the event loop, works in threads of
-    `limiter`.
+    """One file between its first row and its cut. Lives on the event loop; threads of `limiter` do
+    its work.
 
-    Rows take two steps, each a thread's: decoded, then written. One thread at a time works at each,
-    and rows pass from the first to the second in order, so the next row group is decoded while the
-    last is written. `place` is what the manifest says of the file besides what is written.
+    Rows pass two steps, each in a thread: decoding, then writing. One thread at a time works at
+    each step, and rows keep their order, so the next row group is decoded while the previous one is
+    written. `place` has the fields of the file's manifest entry that do not depend on its content.
     """
 
     def __init__(
@@ -144,17 +151,17 @@ class FileInProgress:
         self._row_group_bytes = row_group_bytes
         self._limiter = limiter
         self.place = place
-        self.rows = self.taken_bytes = 0  # ever added; sizes are those of encoded rows
-        self.pending_bytes = 0  # that no thread has taken yet
-        self.writing_bytes = 0  # that threads are working on
-        self.at_work = 0  # tasks that spill or finish the file; kept by who starts them
-        # what the manifest says of it, once it is finished
+        self.rows = self.taken_bytes = 0  # added so far; sizes are encoded bytes
+        self.pending_bytes = 0  # not yet taken by a thread
+        self.writing_bytes = 0  # taken by threads and not yet written
+        self.at_work = 0  # running tasks that spill or finish the file; their starter counts them
+        # the manifest entry, once the file is finished
         self.described: SegmentFile | DeleteFile | None = None
         self._pending: list[Rows] = []
         self._decoding = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._discarded = False
-        # rows were taken and did not get into the file: it is never finished without them
+        # A failure lost rows that were taken: the file can no longer be finished.
         self._broken = False
 
     @property
@@ -170,8 +177,8 @@ class FileInProgress:
         self.pending_bytes += len(rows.batch.payload)
 
     def take(self, bytes_max: int | None = None) -> Sequence[Rows]:
-        """Return the oldest rows not taken yet, and forget them: whole batches of up to
-        `bytes_max`, one at least.
+        """Remove the oldest pending rows and return them: whole batches of up to `bytes_max`, at
+        least one batch.
         """
         taken = (
             self._pending if bytes_max is None else next(split_rows(self._pending, bytes_max), [])
@@ -181,17 +188,15 @@ class FileInProgress:
         return taken
 
     async def finish(self) -> None:
-        """Write what is pending and the footer, and sync, unless that was done or the file
-        discarded meanwhile.
+        """Write the pending rows and the footer, and sync. Does nothing if the file is finished or
+        discarded.
         """
         while self.pending_bytes > self._row_group_bytes:
             await self.spill()
         await self.spill(last=True)
 
     async def discard(self) -> None:
-        """Close and remove the file, and forget its rows; a clean-up, so it is not cancelled half
-        way.
-        """
+        """Close and remove the file and its rows. Cancellation does not interrupt this clean-up."""
         self._discarded = True
         self.take()
         with anyio.CancelScope(shield=True):
@@ -199,10 +204,10 @@ class FileInProgress:
                 await in_thread(self._file.discard, limiter=self._limiter)
 
     async def spill(self, *, last: bool = False) -> None:
-        """Write the oldest pending rows as a row group, or wait for those under way. Raises
+        """Write the oldest pending rows as a row group, after the spills under way. Raises
         `OSError`, `Corrupt`.
 
-        With `last` all rows are taken, and the footer is written behind them.
+        With `last` it takes all pending rows and writes the footer after them.
         """
         async with self._decoding:
             self._check_whole()
@@ -211,7 +216,7 @@ class FileInProgress:
             self.writing_bytes += size_bytes
             try:
                 table = await in_thread(self._decode, rows, limiter=self._limiter) if rows else None
-                # before the next rows may be decoded: that keeps the order
+                # Acquired before the next rows can be decoded: that keeps the order.
                 await self._writing.acquire()
             except BaseException:
                 self.writing_bytes -= size_bytes
@@ -222,8 +227,7 @@ class FileInProgress:
             if self._discarded or self.described is not None:
                 pass
             elif last:
-                # In one call, so that the file is open for no longer than one of the threads works
-                # on it.
+                # One call, so that the file is open only while one of the threads works on it.
                 written = await in_thread(self._file.finish, table, limiter=self._limiter)
                 self.described = self._kind(**self.place, **written)
             elif table is not None:
@@ -236,8 +240,8 @@ class FileInProgress:
             self._writing.release()
 
     def _check_whole(self) -> None:
-        # Two tasks may finish one file, for its seal and for its cut: the second must not take over
-        # what the first lost.
+        # Two tasks may finish one file, one for its seal and one for its cut. The second must not
+        # finish a file that lost rows in the first.
         if self._broken and not self._discarded:
             raise OSError(errno.EIO, "an earlier write of the file failed", self.place["path"])
 
@@ -248,10 +252,11 @@ class FileInProgress:
 
 
 class ParquetFile:
-    """A file that will be `path` when it is published, written by one thread at a time; nothing is
-    on disk before its rows.
+    """A Parquet file that gets the name `path` when it is published; one thread at a time writes
+    it.
 
-    `schema` is that of the messages, `key` its key column, `metadata` goes into the footer.
+    The file is created with its first rows. `schema` is that of the messages, `key` is its key
+    column, and `metadata` goes into the footer.
     """
 
     def __init__(
@@ -273,23 +278,23 @@ class ParquetFile:
         self.temporary_path = path + TEMPORARY_SUFFIX
 
     def write(self, table: pa.Table) -> None:
-        """Append and sync the rows of `table`. Blocks. Raises `OSError`; the file is then of no use
-        but to be discarded.
+        """Append the rows of `table` and sync them. Blocks. After an `OSError` the file can only be
+        discarded.
         """
         self._add(table)
         assert self._sink is not None
         self._sink.rest()
 
     def finish(self, last: pa.Table | None = None) -> dict[str, Any]:
-        """Append the `last` rows and the footer, and sync; return what the manifest says of the
-        rows and bytes.
+        """Append the `last` rows and the footer, and sync; return the manifest fields that describe
+        the content.
         """
         if last is not None:
             self._add(last)
         assert self._writer is not None
         assert self._sink is not None
-        # The writer would store the schema it was given, and readers would find a dictionary in
-        # `_vchannel`.
+        # The writer would store the schema it was opened with, and readers would find `_vchannel`
+        # as a dictionary.
         arrow_schema = base64.b64encode(
             stored_schema(self.schema).serialize().to_pybytes()
         ).decode()
@@ -311,8 +316,8 @@ class ParquetFile:
         return described
 
     def discard(self) -> None:
-        """Close and remove what was written, finished or not; idempotent. What the disk refuses,
-        the next start does.
+        """Close and remove the file, finished or not. Idempotent. Ignores errors of the disk: the
+        next start removes what is left.
         """
         if self._sink is None:
             return
@@ -334,9 +339,9 @@ class ParquetFile:
     def _open(self, first: pa.Table) -> pq.ParquetWriter:
         self._sink = _ChecksummedFile(self._directory, self.temporary_path)
         failpoint("flush.file_created")
-        # Encodings were measured on rows of three columns: a dictionary of one value for
-        # `_vchannel` and delta encoding for `_tick` and `_offset` together cost 4 % over the user's
-        # columns alone, where plain columns cost 58 %.
+        # Measured on rows of three columns: a dictionary of one value for `_vchannel` and delta
+        # encoding for `_tick` and `_offset` cost 4 % over the user's columns alone; plain columns
+        # cost 58 %.
         repetitive, ascending = encodings(first)
         return pq.ParquetWriter(
             self._sink,  # type: ignore[arg-type]  # it needs no more of a file than this has
@@ -345,7 +350,7 @@ class ParquetFile:
             compression_level=ZSTD_LEVEL,
             use_dictionary=repetitive,  # type: ignore[arg-type]  # a list is fine
             column_encoding=dict.fromkeys(ascending, "DELTA_BINARY_PACKED"),
-            # the statistics of floating columns would leave out NaN
+            # statistics of floating-point columns leave out NaN
             write_statistics=[
                 each.name for each in first.schema if not pa.types.is_floating(each.type)
             ],
@@ -356,10 +361,10 @@ class ParquetFile:
 
 
 class _ChecksummedFile:
-    """A new file for one writer, front to back, whose length and CRC32C are those of what was
-    handed to it.
+    """A new file with one writer, written front to back. Counts the length and CRC32C of the bytes
+    written.
 
-    It has a descriptor only from a write to the next `rest`: a node may have thousands of growing
+    It holds a descriptor only from a write to the next `rest`: a node may have thousands of growing
     segments, and a process may open 1,024 files by default.
     """
 
@@ -367,7 +372,8 @@ class _ChecksummedFile:
         self._directory = directory
         self._path = path
         self._file: BinaryIO | None = directory.create(path)
-        # once it is, writes go nowhere: Parquet's writer insists on a footer even so
+        # Drops writes once set: Parquet's writer writes a footer even when it is closed after a
+        # failure.
         self.abandoned = False
         self.closed = False
         self.length = 0
@@ -386,17 +392,15 @@ class _ChecksummedFile:
         return self.length
 
     def flush(self) -> None:
-        """`rest` is what hands bytes over."""
+        """Do nothing: `rest` flushes and syncs."""
 
     def rest(self) -> None:
-        """Sync what was written and give the descriptor back; the next write opens the file
-        again.
-        """
+        """Sync the written bytes and close the descriptor; the next write opens the file again."""
         if self._file is None:
             return
-        # Not without a sync: Linux reports an error of its own writing only to who has the file
-        # open, or opens it while the inode is still in memory. Evicted meanwhile, the file would
-        # have a hole that no later sync tells of.
+        # Sync before closing. Linux reports a write-back error only to processes that have the file
+        # open, or that open it while the inode is still in memory. If the inode were evicted, the
+        # file would have a hole that no later sync reports.
         self._directory.sync(self._file)
         self._file.close()
         self._file = None
@@ -408,18 +412,18 @@ class _ChecksummedFile:
 
 
 def encodings(table: pa.Table) -> tuple[list[str], list[str]]:
-    """Return the columns to store with a dictionary (texts that repeat) and as differences (numbers
-    that ascend).
+    """Return the columns to store with a dictionary (texts that repeat) and with delta encoding
+    (numbers that ascend).
     """
     sample = table.slice(0, DICTIONARY_SAMPLE_ROWS)
     repetitive = [VCHANNEL]
     ascending = [TICK, OFFSET]
-    # the columns named above may come again here
+    # the user's columns may have these names, too
     for name, column in zip(sample.column_names, sample.columns, strict=True):
         if any(is_text(column.type) for is_text in _IS_TEXT):
             if pc.count_distinct(column).as_py() <= DICTIONARY_DISTINCT_MAX * sample.num_rows:
                 repetitive.append(name)
-        # The writer would take a name with a dot for a field of a struct, too, which may be of any
+        # The writer would also apply a name with a dot to a field of a struct, which may have any
         # type.
         elif (
             "." not in name
@@ -437,13 +441,14 @@ def _ascends(column: "pa.ChunkedArray[Any]") -> bool:
 
 
 def _bounds(footer: pq.FileMetaData, column: str) -> tuple[Any, Any]:
-    """Return the least and greatest value of a column of whole numbers or text; None for others, or
-    where one is unknown.
+    """Return the least and greatest value of an integer or text column.
+
+    Returns None for both with other types, or when a row group lacks statistics.
     """
     leaves = [footer.schema.column(index) for index in range(footer.num_columns)]
-    # The field `b` of a struct `a` has the path of a column `a.b`, and another name.
+    # The field `b` of a struct `a` has the same path as a column `a.b`, but another name.
     index = next(index for index, leaf in enumerate(leaves) if leaf.path == leaf.name == column)
-    # Python does not have all that Arrow has
+    # Python cannot represent every date and time of Arrow.
     is_time = leaves[index].logical_type.type in {"DATE", "TIMESTAMP"}
     found = [
         footer.row_group(i).column(index).statistics
@@ -460,13 +465,13 @@ def _bounds(footer: pq.FileMetaData, column: str) -> tuple[Any, Any]:
 # --- rows of the log as columns -------------------------------------------------------------------
 #
 # Each payload is an encapsulated Arrow IPC record batch without its schema. Many of them after one
-# schema message are an IPC stream, so one call decodes thousands of small messages; nothing is done
-# once per row.
+# schema message form an IPC stream, so one call decodes thousands of small messages. No work is
+# done for single rows.
 
 
 def written_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the columns as the writer is given them: as stored, but `_vchannel` as a dictionary of
-    one value.
+    """Return the columns for the writer: as stored, except that `_vchannel` is a dictionary of one
+    value.
     """
     stored = stored_schema(schema)
     return stored.set(len(stored) - 1, pa.field(VCHANNEL, pa.dictionary(pa.int32(), pa.string())))
@@ -482,8 +487,9 @@ def decode_rows(
 ) -> pa.Table:
     """Return messages of one vchannel as a table of `written_schema(schema)`, in order.
 
-    Raises `Corrupt`, also for rows without a boundary where the messages are all of those in the
-    log: the `whole` of them.
+    Raises `Corrupt` when payloads do not decode or do not match their boundaries. `whole` says that
+    `rows` has every message of each payload; a row outside of all boundaries is then `Corrupt`,
+    too.
     """
     decoded = zip(_decode_payloads(rows, schema), rows, strict=True)
     batches = [_chosen(batch, each.batch, vchannel, whole=whole) for batch, each in decoded]
@@ -498,7 +504,7 @@ def decode_rows(
 
 
 def _chosen(batch: pa.RecordBatch, rows: RowBatch, vchannel: str, *, whole: bool) -> pa.RecordBatch:
-    """Return the rows of a decoded payload that belong to its boundaries: mostly all."""
+    """Return the rows of a decoded payload that are within its boundaries: usually all of them."""
     first = rows.starts.item(0)
     count = rows.rows
     held = batch.num_rows
@@ -507,15 +513,15 @@ def _chosen(batch: pa.RecordBatch, rows: RowBatch, vchannel: str, *, whole: bool
         raise Corrupt(
             f"a batch of {vchannel} holds {held} rows where its boundaries say {max(end, count)}"
         )
-    if end - first == count:  # one after the other
+    if end - first == count:  # contiguous
         return batch if count == held else batch.slice(first, count)
     starts = np.repeat(rows.starts - (np.cumsum(rows.counts) - rows.counts), rows.counts)
     return batch.take(pa.array(starts.astype(np.int64) + np.arange(count)))
 
 
 def split_rows(rows: Sequence[Rows], bytes_max: int) -> Iterator[Sequence[Rows]]:
-    """Yield consecutive batches whose payloads add up to at most `bytes_max`, or single ones that
-    are larger alone.
+    """Yield consecutive batches whose payloads add up to at most `bytes_max`; a larger batch comes
+    alone.
     """
     start = 0
     total = 0
@@ -554,7 +560,7 @@ def _offsets(
 ) -> npt.NDArray[np.int64]:
     given = np.concatenate([each.batch.offsets for each in rows]).astype(np.int64)
     if kind is DeleteFile:
-        # deletes of one boundary all have its offset, rows count up from it
+        # all deletes of one boundary have its offset; the offsets of rows count up from it
         return np.repeat(given, counts)
     return np.repeat(given - (np.cumsum(counts) - counts), counts) + np.arange(
         counts.sum(), dtype=np.int64

@@ -1,10 +1,9 @@
-"""A node's directory and the cuts in it as everybody reads them: dense in number, each named by the
-one after it.
+"""A node's directory and the readers of its cuts; the numbers of cuts are dense.
 
-A cut is believed when the cuts after it lead to it, from the newest one down: each manifest names
-the tick and the checksum of the one before it. Only `cuts` writes a cut, only `retention` removes
-one. All of it blocks; paths are relative to the node directory, with `/`. Imported on a Spark
-executor.
+A cut is trusted through the cuts after it, from the newest one down: each manifest names the tick
+and the checksum of the manifest before it. Only `cuts` writes a cut; only `retention` removes one.
+All functions block. Paths are relative to the node directory, with `/`. Spark executors import this
+module.
 """
 
 import itertools
@@ -42,28 +41,26 @@ from wal.files import (
 from wal.rocks.floor import read_floor
 
 TEMPORARY_SUFFIX = ".tmp"
-"""Ends the name of a file that is still being written; whatever carries it at start is rubbish."""
+"""The suffix of a file that is still being written; a start removes every file that has it."""
 
 CUTS = "cuts"
 TOGETHER = "put log, floor and cuts of one backup together"
 _NAME = re.compile(r"(\d{16})\.json")
 
 KEPT_ENTRIES_MAX = 16_384
-"""Files and collections in the manifests kept in memory: some MiB; what a snapshot just read the
-next one reads again.
+"""Files and collections in cached manifests, some MiB: a snapshot finds the manifests of the one
+before it.
 """
 
 CHUNK_BYTES = 1 << 20
-"""Read at a time where a file is read through; large enough to cost nothing per call, small enough
-to forget.
-"""
+"""Bytes per read of a whole file: large enough to make calls cheap, small enough for memory."""
 
 
 class NodeDirectory:
-    """Files of one node, under `root`; `for_group` lets the group read what is made here.
+    """The files of one node under `root`; with `for_group` the group can read what is created here.
 
-    All methods block, and raise `OSError`, and `Corrupt` for what is no regular file and for a link
-    in place of a directory.
+    All methods block. They raise `OSError`, and `Corrupt` for a file that is not regular and for a
+    link in place of a directory.
     """
 
     def __init__(self, root: Path, *, for_group: bool = False) -> None:
@@ -71,16 +68,16 @@ class NodeDirectory:
         self._for_group = for_group
 
     def create(self, path: str) -> BinaryIO:
-        """Open a new file for writing, replacing one of that name; directories on the way are made
-        durable.
+        """Open a new file for writing, replacing an existing one. Missing parent directories are
+        created durably.
         """
         place = place_beneath(self.root, path)
         self._make_parents(place.parent)
         return create_file(place, for_group=self._for_group)
 
     def set_access(self, tops: Iterable[str]) -> None:
-        """Let the group read the directories `tops`, or nobody but the owner, whatever an earlier
-        opening was told.
+        """Give or remove the group's access to the directories `tops`, replacing what an earlier
+        opening set.
         """
         mode = self.root.stat().st_mode
         if self._for_group and not mode & 0o010:
@@ -89,9 +86,7 @@ class NodeDirectory:
             set_group_access(place_beneath(self.root, f"{top}/"), for_group=self._for_group)
 
     def append(self, path: str) -> BinaryIO:
-        """Open a file that `create` made, to go on at its end; one that is gone is not made
-        anew.
-        """
+        """Open a file that `create` made, to append. Raises `FileNotFoundError` if it is gone."""
         return open(
             place_beneath(self.root, path),
             "ab",
@@ -100,16 +95,16 @@ class NodeDirectory:
         )
 
     def sync(self, file: BinaryIO) -> None:
-        """Return when the file's bytes are on disk; its name is not, until `sync_parents`."""
+        """Make the file's bytes durable. `sync_parents` makes its name durable."""
         file.flush()
         os.fsync(file.fileno())
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file its final name, replacing what had it."""
+        """Rename a file, replacing an existing target."""
         place_beneath(self.root, source).replace(place_beneath(self.root, target))
 
     def sync_parents(self, paths: list[str]) -> None:
-        """Return when the names of `paths` are on disk; one sync for each directory."""
+        """Make the names of `paths` durable, with one sync for each directory."""
         for parent in sorted({(self.root / path).parent for path in paths}):
             sync_directory(parent)
 
@@ -118,17 +113,19 @@ class NodeDirectory:
         place_beneath(self.root, path).unlink(missing_ok=True)
 
     def read(self, path: str, *, bytes_max: int = READ_BYTES_MAX) -> bytes:
-        """Return a file's content; one that is longer is `Corrupt`, and not read."""
+        """Return a file's content. Raises `Corrupt`, without reading it, when it is longer than
+        `bytes_max`.
+        """
         return read_regular(place_beneath(self.root, path), bytes_max=bytes_max)
 
     def free_bytes(self) -> int:
-        """Return how much this user may still write on the disk."""
+        """Return how many bytes this user can still write to the disk."""
         disk = os.statvfs(self.root)
         return disk.f_bavail * disk.f_frsize
 
     def files(self, under: str) -> list[str]:
-        """Return all names below the directory `under` but directories, sorted; none when it does
-        not exist.
+        """Return the paths of all files below the directory `under`, sorted; none when it does not
+        exist.
         """
         top = place_beneath(self.root, f"{under}/")
         if not top.is_dir():
@@ -145,7 +142,7 @@ class NodeDirectory:
 
 
 def read_through(stream: BinaryIO, take: Callable[[bytes], object]) -> tuple[int, int]:
-    """Give all of a file to `take`, piece by piece, and return its length and CRC32C."""
+    """Pass all of a file to `take`, chunk by chunk, and return its length and CRC32C."""
     length = checksum = 0
     while chunk := stream.read(CHUNK_BYTES):
         take(chunk)
@@ -157,8 +154,10 @@ def read_through(stream: BinaryIO, take: Callable[[bytes], object]) -> tuple[int
 def measure_file(
     path: Path, *, expected_bytes: int, take: Callable[[bytes], object] = len
 ) -> tuple[int, int]:
-    """Return length and CRC32C of a file; of one with another length than expected, perhaps of
-    holes, nothing is read.
+    """Return length and CRC32C of a file, and pass its chunks to `take`.
+
+    A file whose length is not `expected_bytes` is not read, as it may be a huge sparse file: its
+    CRC32C is then 0.
     """
     with open_binary(path) as stream:
         size_bytes = os.fstat(stream.fileno()).st_size
@@ -166,9 +165,7 @@ def measure_file(
 
 
 def check_file(path: Path | str, file: DataFile, length: int, checksum: int) -> None:
-    """Return if a file of this length and CRC32C is the one that its cut names. Raises
-    `Corrupt`.
-    """
+    """Check length and CRC32C of a file against its entry in a cut. Raises `Corrupt`."""
     if length != file.bytes:
         raise Corrupt(
             f"{path} has {length} bytes, its cut says {file.bytes} — restore it from a backup"
@@ -178,7 +175,7 @@ def check_file(path: Path | str, file: DataFile, length: int, checksum: int) -> 
 
 
 class Mark(NamedTuple):
-    """What is known of a cut without reading it."""
+    """The checksum and tick that identify a cut."""
 
     crc32c: int
     tick: int
@@ -186,8 +183,8 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One cut that is on disk, and the checksum by which its successor, the checkpoint and the
-    tables name it.
+    """One cut on disk, and the checksum by which its successor, the checkpoint and the tables refer
+    to it.
     """
 
     manifest: CutManifest
@@ -205,51 +202,49 @@ class Cut:
 
     @property
     def mark(self) -> Mark:
-        """What the cut after it says of it."""
+        """The mark by which the next cut names this one."""
         return Mark(self.crc32c, self.tick)
 
     @property
     def previous(self) -> Mark:
-        """What it says of the cut before it."""
+        """The mark that this cut has for the one before it."""
         return Mark(self.manifest.previous_crc32c, self.manifest.previous_tick)
 
 
 def manifest_path(number: int) -> str:
-    """Return the path of a cut's manifest, relative to the node directory; they sort in cut
-    order.
-    """
+    """Return the path of a cut's manifest, relative to the node directory; paths sort by number."""
     return f"{CUTS}/{number:016d}.json"
 
 
 def cut_numbers(directory: NodeDirectory | Path) -> list[int]:
-    """Return the numbers of all cuts on disk, ascending, whatever they hold."""
+    """Return the numbers of all cuts on disk, ascending, without reading the cuts."""
     cuts = (directory if isinstance(directory, Path) else directory.root) / CUTS
     before: list[int] = []
     while True:
         try:
-            names = os.listdir(cuts)  # noqa: PTH208 - names are all we need of thousands of files
+            names = os.listdir(cuts)  # noqa: PTH208 - of thousands of files only names are needed
         except FileNotFoundError:
             return []
         numbers = sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
-        # Thousands of names are not read at once: of cuts that retention removes meanwhile, a later
-        # one may be missed.
+        # A listing of thousands of names is not atomic: while retention removes cuts, it may miss a
+        # later one. So a listing with gaps is repeated until it is stable.
         if not numbers or numbers == before or numbers[-1] - numbers[0] < len(numbers):
             return numbers
         before = numbers
 
 
 def read_cut(directory: NodeDirectory, number: int) -> Cut:
-    """Return a cut as it is on disk, whatever comes after it.
+    """Return a cut as it is on disk, without comparing it to the cuts after it.
 
-    Raises `Truncated` when retention took it, `Corrupt` when it is missing though no later one is
-    the earliest kept, or is not what was written.
+    Raises `Truncated` when retention removed it. Raises `Corrupt` when it is missing although an
+    earlier cut is kept, or when it has been changed.
     """
     path = manifest_path(number)
     try:
         content = directory.read(path)
     except FileNotFoundError:
         numbers = cut_numbers(directory)
-        # retention takes the earliest ones, and never the newest
+        # retention removes the earliest cuts, and never the newest
         if not numbers or number > numbers[0]:
             missing = path if numbers else f"{directory.root / CUTS} holds no cut any more: {path}"
             raise Corrupt(f"{missing} is missing — restore the cuts from a backup") from None
@@ -267,12 +262,12 @@ def file_paths(manifest: CutManifest) -> list[str]:
 
 
 def refuse_mixed(directory: Path, checkpoint: Checkpoint, node_id: str, last_tick: int) -> None:
-    """Return if a log that ends at `last_tick` may go on beside the cuts here. Raises `Corrupt`,
-    having changed nothing.
+    """Check that a log that ends at `last_tick` belongs to the cuts in this directory. Raises
+    `Corrupt`; changes nothing.
 
-    A log that is older than the cuts beside it would make those cuts again, with other rows: tables
-    that took the first ones could never be told from those that took the second. A damaged or
-    missing file is met by who reads it, and stops nobody.
+    A log that is older than its cuts would make those cuts again with other rows, and tables that
+    took the first ones could not be distinguished from tables that took the second. A damaged or
+    missing file is ignored here; its reader reports it.
     """
     newest = max(cut_numbers(directory), default=0)
     manifest = None
@@ -285,18 +280,17 @@ def refuse_mixed(directory: Path, checkpoint: Checkpoint, node_id: str, last_tic
         )
     if newest > checkpoint.cut_number + 1 or (manifest is not None and manifest.tick > last_tick):
         raise Corrupt(
-            f"{directory / CUTS} has cut {newest} and the log does not know it: the log is older "
+            f"{directory / CUTS} has cut {newest}, which is not in the log: the log is older "
             "than the cuts "
             f"beside it — {TOGETHER}"
         )
 
 
 class CutLog:
-    """The cuts in one node directory, of node `node_id`, which is empty while nothing has told; any
-    thread.
+    """The cuts in one node directory, for any thread. `node_id` is empty until it is known.
 
-    Given a path, as by who does not own the node, the node's id is what its floor file says, if
-    that can be read. Raises `InvalidArgument` for a path where there is no directory.
+    A process that does not own the node passes a path: the node's id then comes from the floor
+    file, if that can be read. Raises `InvalidArgument` for a path that is not a directory.
     """
 
     def __init__(self, node: NodeDirectory | Path, *, node_id: str = "") -> None:
@@ -312,23 +306,23 @@ class CutLog:
         self.directory = node
         self.node_id = node_id
         self._numbers: list[int] | None = None
-        # Threads share these without a lock: each use is one step of a dict, and what is lost is
-        # read again.
-        self._marks: dict[int, Mark] = {}  # of cuts that are believed
+        # Threads share these without a lock: each use is one atomic step of a dict, and a lost
+        # entry is read again.
+        self._marks: dict[int, Mark] = {}  # of trusted cuts
         self._kept: dict[int, Cut] = {}
-        self._kept_entries = 0  # at most: what retention took still counts
+        self._kept_entries = 0  # an upper bound: cuts that retention removed still count
 
-    # --- which cuts there are
+    # --- which cuts exist
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of the cuts, as listed first or by `look`. Raises `Corrupt` when one between
-        two is missing.
+        """The numbers of the cuts at the last `look`, which the first use makes. Raises `Corrupt`
+        for a gap.
         """
         return self.look() if self._numbers is None else self._numbers
 
     def look(self) -> list[int]:
-        """List the cuts that are there now. Raises `Corrupt` when one between two is missing."""
+        """List the present cuts again. Raises `Corrupt` when one between two others is missing."""
         numbers = cut_numbers(self.directory)
         for before, after in itertools.pairwise(numbers):
             if after != before + 1:
@@ -349,14 +343,13 @@ class CutLog:
         """The number of the newest cut; 0 when there is none."""
         return self.numbers[-1] if self.numbers else 0
 
-    # --- what they hold
+    # --- content
 
     def anchor(self, number: int, *, crc32c: int, tick: int) -> None:
-        """Let what is read lead to the cut `number` that had this checksum and tick when it was
-        made; 0 stands for none.
+        """Trust cut `number` by the checksum and tick that it had when it was made; 0 means no cut.
 
-        Without an anchor the newest manifest is taken as it is, and the one after it tells whether
-        that was right. Raises `Corrupt` when the cut that is there is another one.
+        Without an anchor the newest manifest is trusted as it is, and the next one confirms it or
+        not. Raises `Corrupt` when the cut on disk is another one.
         """
         mark = Mark(crc32c, tick)
         if number and not self._marks:
@@ -365,27 +358,27 @@ class CutLog:
             raise _not_ours(number)
 
     def append(self, cut: Cut) -> None:
-        """Take in a cut that was made, or adopted, to follow the newest one. Does no I/O."""
+        """Add a cut that was just made or adopted after the newest one. No I/O."""
         assert self._marks.setdefault(cut.number, cut.mark) == cut.mark, (
             "a cut on disk is never written again"
         )
 
     def forget_below(self, number: int) -> None:
-        """Forget the cuts that retention took."""
+        """Drop cached data of cuts below `number`, which retention removed."""
         for known in list(self._marks):
             if known < number:
                 self._marks.pop(known, None)
                 self._kept.pop(known, None)
 
     def read(self, number: int) -> Cut:
-        """Return one cut. Raises `Truncated` when it is no longer kept, `Corrupt` when it is not
-        what was written.
+        """Return one cut. Raises `Truncated` when it is no longer kept, `Corrupt` when it has been
+        changed.
         """
         return self._load(number, self.mark_of(number))
 
     def read_alone(self, number: int) -> Cut:
-        """Return one cut of this node by its own checksum, whatever the cuts after it say. Raises
-        `Corrupt`, `OSError`.
+        """Return one cut of this node, checked by its own checksum only. Raises `Corrupt`,
+        `OSError`.
         """
         return self._of_this_node(read_cut(self.directory, number))
 
@@ -393,9 +386,8 @@ class CutLog:
         self.node_id = self.node_id or cut.manifest.node_id
         if cut.manifest.node_id != self.node_id:
             raise Corrupt(
-                f"{manifest_path(cut.number)} is of node {cut.manifest.node_id}, not of "
-                f"{self.node_id} like what is beside "
-                "it — put log, floor and cuts of one backup together"
+                f"{manifest_path(cut.number)} is of node {cut.manifest.node_id}, but the files "
+                f"beside it are of {self.node_id} — {TOGETHER}"
             )
         return cut
 
@@ -404,23 +396,25 @@ class CutLog:
         return [self.read(number) for number in range(first, last + 1)]
 
     def is_known(self, number: int) -> bool:
-        """Whether cut `number` is told by a cut after it that was read, or by `anchor`."""
+        """Whether the mark of cut `number` is known, from a later cut that was read or from
+        `anchor`.
+        """
         return number in self._marks
 
     def crc32c_of(self, number: int) -> int | None:
-        """Return the checksum of cut `number`, as its successor or `anchor` tells it; None when
-        nothing does.
+        """Return the checksum of cut `number` from its successor or `anchor`; None when both are
+        absent.
         """
         told = number in self._marks or (
             bool(self.numbers) and self.first - 1 <= number <= self.newest
         )
         return self.mark_of(number).crc32c if told else None
 
-    # --- how they lead to one another
+    # --- the chain of marks
 
     def mark_of(self, number: int) -> Mark:
-        """Return what the cuts after this one, or `anchor`, say that it is. Raises `Corrupt` when
-        one of those is not.
+        """Return the mark of a cut from the cuts after it or from `anchor`. Raises `Corrupt` for a
+        broken chain.
         """
         if (mark := self._marks.get(number)) is not None:
             return mark
@@ -445,7 +439,7 @@ class CutLog:
         cut = self._kept.get(number) or read_cut(self.directory, number)
         if cut.mark != mark:
             raise _not_ours(number)
-        # after that: another's cut does not say whose these are
+        # only now: a foreign cut must not set `node_id`
         self._keep(self._of_this_node(cut))
         return cut
 
@@ -467,13 +461,14 @@ def _not_ours(number: int) -> Corrupt:
 
 
 def lives(entry: CollectionEntry, tick: int) -> bool:
-    """Whether a collection exists at `tick`."""
+    """Return whether a collection exists at `tick`."""
     return entry.created_tick <= tick and not 0 < entry.dropped_tick <= tick
 
 
 def living(manifest: CutManifest) -> frozenset[int]:
-    """Return the ids of the collections that live at a cut: of those that do not at the newest one,
-    files may be gone.
+    """Return the ids of the collections that exist at a cut.
+
+    Files of collections that do not exist at the newest cut may be gone.
     """
     return frozenset(
         entry.collection_id for entry in manifest.collections if lives(entry, manifest.tick)

@@ -1,10 +1,9 @@
-"""The flusher of one pchannel: keeps a run going, through failures of the disk, for as long as the
-node lives.
+"""The flusher of one pchannel: it restarts failed runs for as long as the node is open.
 
-A fault of the disk, or of the log store, throws the run away and starts another from the checkpoint
-after a pause: the same path as after a crash, so there is only one, and nothing is lost, because
-the log is truncated only behind checkpoints. Damage is not retried: the flusher stops, the log
-grows, whoever waits for a cut gets the error; appends and readers go on.
+After a fault of the disk or the log store, the flusher discards the run, pauses, and starts another
+one from the checkpoint. This is the same path as after a crash, so there is only one. It loses no
+data, because the log is truncated only behind checkpoints. Damage is not retried: the flusher
+stops, the log grows, and `wait_for_cut` raises the error; appends and readers go on.
 """
 
 import asyncio
@@ -38,18 +37,15 @@ from wal.files import no_descriptor_left
 from wal.runtime import event_log, in_thread
 
 SPACE_LOOK_S = 0.25
-"""How soon a store that is short of space is noticed, and how long it needs to notice that it no
-longer is.
+"""How soon a shortage of space is noticed, and how long the store needs to notice that it is over.
 """
 SPACE_PAUSE_S = 2.0
-"""Making room that did not help is tried again after this: a disk that stays short costs cuts so
-often.
-"""
+"""Pause after making room did not help: each further attempt on a full disk makes a cut."""
 SPACE_BYTES_MIN = 1 << 20
-"""What a flusher without room asks for at least, beyond what is free."""
+"""Least number of bytes, beyond those free, that `StorageFull` asks for."""
 LASTING_FAULTS = 3
-"""Who waits for a cut hears of its files when so many tries in a row could not write them: after
-1.5 s by default.
+"""`wait_for_cut` raises after this many tries in a row failed to write files: after 1.5 s by
+default.
 """
 
 _log = event_log(__name__)
@@ -70,15 +66,15 @@ ALIVE = (FlusherState.RECOVERING, FlusherState.RUNNING, FlusherState.BACKING_OFF
 
 
 def state_after(error: BaseException) -> FlusherState | None:
-    """Return what the flusher is in after an error of a run; None for one that is a bug and is not
-    caught.
+    """Return the state of the flusher after an error of a run; None for a bug, which it does not
+    catch.
     """
     match error:
         case StreamingNodeError(ends=Ends.LOG):
             return FlusherState.CLOSED
         case OSError() | StorageFailed() | StreamingNodeError(retryable="yes" | "indeterminate"):
-            # Of a write whose outcome is open the stored checkpoint says what became of it, once
-            # the store is reopened.
+            # After an indeterminate write the stored checkpoint shows the outcome, once the store
+            # is reopened.
             return FlusherState.BACKING_OFF
         case StreamingNodeError():
             return FlusherState.FAILED
@@ -87,21 +83,22 @@ def state_after(error: BaseException) -> FlusherState | None:
 
 
 def short_of(error: BaseException | None) -> str:
-    """Return what a run ended for want of, that the flusher cannot make room for; nothing when it
-    was something else.
+    """Return the resource whose lack ended a run and that the flusher cannot free; "" for other
+    errors.
     """
     match error:
         case OSError(errno=errno.ENOSPC | errno.EDQUOT) | StorageFull():
             return "disk space"
         case OSError(errno=errno.EMFILE | errno.ENFILE) | Overloaded():
-            return "file descriptors"  # nothing but the log store raises `Overloaded` in a run
+            return "file descriptors"  # only the log store raises `Overloaded` in a run
         case _:
             return ""
 
 
 def decisive(error: BaseException) -> BaseException:
-    """Return the error of a group that says what comes next: a bug, the end of the log, damage, a
-    shortage, a fault.
+    """Return the error of a group that decides the next state.
+
+    The order is: a bug, the end of the log, damage, a shortage, another fault.
     """
     if not isinstance(error, BaseExceptionGroup):
         return error
@@ -113,8 +110,8 @@ def decisive(error: BaseException) -> BaseException:
 
 
 async def _try(work: Awaitable[object], event: str) -> bool:
-    """Await what is tried again when it fails, which is told as `event`; return False once the log
-    is closed.
+    """Await work that is retried later when it fails; log the failure as `event`. Returns False
+    once the log is closed.
     """
     try:
         await work
@@ -127,10 +124,10 @@ async def _try(work: Awaitable[object], event: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlusherStatistics:
-    """Where the flusher is: what the last cut covered, what waits for the next, how often the disk
+    """The flusher's progress: what the last cut covers, what is unflushed, and how often a run
     failed.
 
-    `short_of` names what it needs more of to go on; nothing is "".
+    `short_of` names the resource that the flusher waits for, "" for none.
     """
 
     state: FlusherState
@@ -151,8 +148,8 @@ class Flusher:
     """Flushes one pchannel into the files of a node directory. Lives on the event loop; heavy work
     is in threads.
 
-    `checkpoint` is the stored one, for those who ask before the first run has read it: the log
-    before it may be gone.
+    `checkpoint` is the stored one. Callers may need it before the first run has read it, because
+    the log before it may be gone.
     """
 
     def __init__(self, context: FlushContext, checkpoint: Checkpoint) -> None:
@@ -160,23 +157,23 @@ class Flusher:
         self.checkpoint = checkpoint
         """The last durable checkpoint; everything at or below its tick is in files."""
         self.cuts = CutLog(context.directory, node_id=context.store.node_id)
-        self._anchor(checkpoint)  # reads nothing
+        self._anchor(checkpoint)  # no I/O
         self.schedule = CutSchedule(context.options.schedule, now_ms=context.now_ms)
         self.retention = Retention(context, self.cuts)
         self._context = context
         self._run: FlushRun | None = None
         self._last_cut: Cut | None = None
         self._changed = asyncio.Event()
-        self._asked = asyncio.Event()  # ends a pause: somebody waits for a cut
+        self._asked = asyncio.Event()  # set by `wait_for_cut`; ends a pause
         self._failure: StreamingNodeError | None = None
-        # why the last run ended, if it was that
+        # the shortage that ended the last run, if one did
         self._short: StorageFull | Overloaded | None = None
         self._faults = self._file_faults = 0
         self._last_error = ""
 
     async def run(self) -> None:
-        """Flush until cancelled, until the log is closed, or until damage is found; faults of the
-        disk are outlived.
+        """Flush until cancelled, until the log is closed, or until damage is found. Survives faults
+        of the disk.
         """
         try:
             async with anyio.create_task_group() as tasks:
@@ -184,30 +181,30 @@ class Flusher:
                 await self._keep_running()
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as errors:
-            # as it is: who hears of it is told what failed, not where
+            # without the group: callers need the cause, not the place
             raise decisive(errors) from None
         finally:
             if self.state in ALIVE:
                 self._enter(FlusherState.CLOSED)
 
     async def wait_for_cut(self, number: int) -> Cut:
-        """Return cut `number` once its checkpoint is durable; a pause between tries ends.
+        """Return cut `number` once its checkpoint is durable; ends a pause between tries.
 
         Raises `StorageFull`, `Overloaded` or `StorageFailed` when its files cannot be written, and
-        as `log_is_back`; tries go on, so the cut is made later. Raises `Corrupt` and the like when
-        the flusher has found damage, `OnShutdown` when it is closed, `Truncated` for a cut that is
-        no longer kept.
+        the errors of `log_is_back`; the flusher goes on trying, so it makes the cut later. Raises
+        `Corrupt` and other permanent errors when the flusher has stopped on one, `OnShutdown` when
+        it is closed, `Truncated` for a cut that is no longer kept.
         """
         self._asked.set()
         faults = self._faults
         while self.checkpoint.cut_number < number:
             if self.state not in ALIVE:
-                # without its traceback, or frames would add up
+                # without its traceback: each raise would add frames
                 raise (self._failure or OnShutdown("the flusher is closed")).with_traceback(None)
             is_new_fault = self._faults > faults
             if is_new_fault and self._short is not None:
                 raise self._short.with_traceback(None)
-            if is_new_fault and not self._file_faults:  # of the log
+            if is_new_fault and not self._file_faults:  # a fault of the log
                 faults = self._faults
                 await self._context.log_is_back()
                 continue
@@ -215,19 +212,19 @@ class Flusher:
                 raise StorageFailed(
                     f"cut {number} is not made: {self._file_faults} tries in a row failed, the "
                     "last with "
-                    f"{self._last_error} — check the disk; it is tried on by itself"
+                    f"{self._last_error} — check the disk; the node goes on trying"
                 )
             if self._run is not None:
                 self._run.stop_gathering()
             await self._changed.wait()
         if self._last_cut is not None and self._last_cut.number == number:
-            # not kept by `cuts`: what becomes of it on disk is noticed by who reads it there
+            # not cached in `cuts`, so that later reads notice changes on disk
             return self._last_cut
         return await in_thread(self.cuts.read, number)
 
     async def enforce_retention(self, *, short_of_space: bool = False) -> None:
-        """Give up log and cuts that nobody needs, now, not at the next interval. Raises as
-        `Retention.enforce`.
+        """Remove the log and the cuts that nobody needs, now and not at the next interval. Raises
+        as `Retention.enforce`.
         """
         run = self._run
         if run is not None and self.checkpoint.cut_number:
@@ -238,9 +235,9 @@ class Flusher:
             self._context.on_kept_tick(kept_tick)
 
     async def check_cuts(self) -> None:
-        """Raise `Corrupt` when cuts are missing that retention did not give up."""
+        """Raise `Corrupt` when cuts are missing that retention did not remove."""
         numbers = await in_thread(self.cuts.look)
-        # Asked for after the cuts were listed: it goes up before a cut goes.
+        # Read after the listing: retention increases this number before it removes a cut.
         first_kept = decode_first_kept(
             await self._context.store.state.get(kept_cuts_key(self._context.log.name))
         )
@@ -268,12 +265,12 @@ class Flusher:
         )
 
     async def _retain(self) -> None:
-        # it is work, not a look
+        # not a polling loop: each round does work
         while await _try(self.enforce_retention(), "retention_failed"):  # noqa: ASYNC110
             await sleep(self._context.options.retention.interval_s)
 
     async def reclaim_space(self, request_cut: Callable[[], Awaitable[int]]) -> None:
-        """Make room before appends have to be refused, until the log is closed. `request_cut` as in
+        """Make room before appends are refused, until the log is closed. `request_cut` as in
         `CutSchedule.run`.
         """
         store = self._context.store
@@ -287,12 +284,13 @@ class Flusher:
                     await sleep(SPACE_PAUSE_S)
 
     async def _make_room(self, request_cut: Callable[[], Awaitable[int]]) -> None:
-        await self.enforce_retention(short_of_space=True)  # what is in files, and nobody needs
+        # first what is already in files and not needed
+        await self.enforce_retention(short_of_space=True)
         await sleep(SPACE_LOOK_S)
         if self._context.store.short_of_space:
             if number := await request_cut():
                 await self.wait_for_cut(number)
-            await self.enforce_retention(short_of_space=True)  # and what the cut brought into files
+            await self.enforce_retention(short_of_space=True)  # then what the cut wrote to files
 
     async def _keep_running(self) -> None:
         options = self._context.options
@@ -336,7 +334,7 @@ class Flusher:
             await scanner.close()
 
     def _tidy(self, checkpoint: Checkpoint, next_id: int) -> Cut | None:
-        """Remove what a crash left, and return the cut that is ahead of its checkpoint."""
+        """Remove what a crash left, and return the cut that is ahead of the checkpoint, if any."""
         ahead = cut_ahead(self._context.directory, checkpoint)
         self._anchor(checkpoint)
         failpoint("recovery.cuts_compared")
@@ -380,7 +378,7 @@ class Flusher:
             _log.warning("flush_failed", error=self._last_error, faults=self._faults)
         elif isinstance(error, StreamingNodeError):
             self._failure = error
-            if state is FlusherState.FAILED:  # a closing node is nothing to worry about
+            if state is FlusherState.FAILED:  # a closing node is not an error
                 _log.error("flusher_stopped", error=self._last_error)
         self._enter(state)
 
@@ -394,8 +392,8 @@ class Flusher:
 
 
 class CutSchedule:
-    """Asks for cuts, at boundaries of time and when much is unflushed; the shard manager makes none
-    that would be empty.
+    """Requests cuts, at time boundaries and when many bytes are unflushed. The shard manager makes
+    no empty cuts.
     """
 
     def __init__(self, options: CutScheduleOptions, *, now_ms: Callable[[], int]) -> None:
@@ -405,18 +403,20 @@ class CutSchedule:
         self._asked = 0
 
     def report(self, cut_number: int, unflushed_bytes: int) -> None:
-        """Take in how many bytes will go into cut `cut_number`; a run calls this as it reads."""
-        # A cut asked for is on its way through the log: until the flusher meets it, the bytes it
-        # covers do not ask again.
+        """Record that `unflushed_bytes` will go into cut `cut_number`; a run calls this as it
+        reads.
+        """
+        # A requested cut travels through the log: until the flusher reads it, the bytes that it
+        # covers must not request another.
         if cut_number > self._asked and unflushed_bytes >= self._options.bytes_max:
             self._full.set()
 
     async def run(self, request_cut: Callable[[], Awaitable[int]]) -> None:
-        """Ask until the log is closed; a cut that could not be made is asked for again at the next
+        """Request cuts until the log is closed; a request that failed is repeated at the next
         boundary.
 
-        `request_cut` returns the number of the cut that covers everything appended before, made now
-        or earlier.
+        `request_cut` returns the number of the cut that covers everything appended before, whether
+        made now or earlier.
         """
         is_open = True
         while is_open:
@@ -429,13 +429,13 @@ class CutSchedule:
         self._asked = await request_cut()
 
     def seconds_to_boundary(self) -> float | None:
-        """Return how long it is to the next multiple of the interval since the epoch, never 0; None
+        """Return the seconds to the next multiple of the interval since the epoch, never 0; None
         without an interval.
 
-        So the cuts of several nodes line up without a coordinator.
+        Multiples of the epoch align the cuts of several nodes without a coordinator.
         """
         if self._options.interval_s is None:
             return None
-        # Whole ones: a rest of nanoseconds would ask again.
+        # Whole milliseconds: a remainder of nanoseconds would request a second cut.
         interval_ms = max(1, round(self._options.interval_s * 1000))
         return (interval_ms - self._now_ms() % interval_ms) / 1000

@@ -1,8 +1,8 @@
-"""What a cut leaves: a manifest for Spark, naming every file sealed since the last cut, and a
-checkpoint for the restart.
+"""The two records of a cut: a manifest that names every file sealed since the last cut, and a
+checkpoint for the restart. Pure.
 
-A manifest is two lines of text, the JSON document and its checksum, so that a person can read it
-and a program can tell a torn or edited one; `docs/format.md` is the reference. No I/O here.
+A manifest is two lines of text, the JSON document and its checksum: a person can read it, and a
+program detects a torn or edited one. `docs/format.md` is the reference.
 """
 
 import re
@@ -20,7 +20,7 @@ from wal.timetick import physical_ms
 MANIFEST_FORMAT = 1
 
 DATA = SEGMENTS, DELETES = "segments", "deletes"
-"""Directories of data files; ids become paths, names never."""
+"""Directories of data files. Paths are made of ids, never of names."""
 
 _SEGMENT_NAME = re.compile(r"segments/([1-9][0-9]*)/([1-9][0-9]*)\.parquet")
 _DELETES_NAME = re.compile(r"deletes/([1-9][0-9]*)/([0-9]{10,})-[A-Za-z0-9_-]+_\1v[0-9]+\.parquet")
@@ -28,12 +28,12 @@ _DELETES_NAME = re.compile(r"deletes/([1-9][0-9]*)/([0-9]{10,})-[A-Za-z0-9_-]+_\
 TICK = "_tick"
 OFFSET = "_offset"
 VCHANNEL = "_vchannel"
-"""Columns of every data file behind those of its messages."""
+"""Columns of every data file, after those of its messages."""
 
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of rows in offset order; `path` is the name the node gives it, relative to its
-    directory; ranges are inclusive.
+    """A file of rows in offset order. `path` is relative to the node directory; ranges are
+    inclusive.
 
     `key_min` and `key_max` are None when the key type has no JSON form (everything but integers and
     strings).
@@ -70,7 +70,7 @@ class DeleteFile(DataFile, frozen=True, kw_only=True):
 
 
 class PartitionEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition of a collection; `dropped_tick` is 0 while it lives."""
+    """One partition of a collection; `dropped_tick` is 0 until it is dropped."""
 
     partition_id: int
     name: str
@@ -78,7 +78,7 @@ class PartitionEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectionEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A collection that lived at some time since the last cut; `schema` is the Arrow IPC schema,
+    """A collection that existed at some time since the last cut. `schema` is the Arrow IPC schema,
     base64 in JSON.
     """
 
@@ -125,12 +125,12 @@ class CutManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_checksum(document: bytes) -> bytes:
-    """Return a JSON document with the line that tells its checksum."""
+    """Return a JSON document followed by a line with its checksum."""
     return document + b"\ncrc32c:%08x\n" % crc32c(document)
 
 
 def checked_document(content: bytes, name: str, *, step: str = "restore it from a backup") -> bytes:
-    """Return the document that `with_checksum` was given. Raises `Corrupt`."""
+    """Return the document without its checksum line. Raises `Corrupt` when they do not agree."""
     document, _, trailer = content.partition(b"\n")
     if trailer != b"crc32c:%08x\n" % crc32c(document):
         raise Corrupt(f"{name} fails its checksum — {step}")
@@ -143,7 +143,7 @@ def encode_manifest(manifest: CutManifest) -> bytes:
 
 
 def manifest_crc32c(content: bytes) -> int:
-    """Return the checksum by which the next manifest names this one."""
+    """Return the checksum of this manifest, which the next manifest carries."""
     return crc32c(content.partition(b"\n")[0])
 
 
@@ -161,8 +161,8 @@ def decode_manifest(content: bytes, *, name: str) -> CutManifest:
             path = segment_path(file.collection_id, file.segment_id)
         else:
             path = delete_path(file.collection_id, manifest.number, file.vchannel)
-        # What a manifest names is read, copied and in the end removed: it lies nowhere but where
-        # this node puts it.
+        # Files of a manifest are read, copied and removed, so a path must be one that this node
+        # gives.
         if file.path != path or named_for(path) is None:
             raise Corrupt(
                 f"{what} names {file.path!r}, where this node has no such file — restore it from a "
@@ -184,8 +184,8 @@ def delete_path(collection_id: int, cut_number: int, vchannel: str) -> str:
 
 
 def named_for(path: str) -> tuple[str, int] | None:
-    """Return `SEGMENTS` and the segment, or `DELETES` and the cut, that a path has its name of;
-    None for other paths.
+    """Return (`SEGMENTS`, segment id) or (`DELETES`, cut number) of a data file's path; None for
+    other paths.
     """
     found = _SEGMENT_NAME.fullmatch(path) or _DELETES_NAME.fullmatch(path)
     return found and (path.partition("/")[0], int(found[2]))
@@ -194,15 +194,15 @@ def named_for(path: str) -> tuple[str, int] | None:
 def collection_entries(
     infos: tuple[CollectionInfo, ...], *, since_tick: int
 ) -> tuple[CollectionEntry, ...]:
-    """Return what lived at some time after `since_tick`, collections and partitions alike, in the
-    order of their ids.
+    """Return the collections and partitions that existed after `since_tick`, in the order of their
+    ids.
     """
-    told = range(1, since_tick + 1)  # drops that an earlier cut told
-    return tuple(_entry(info, told) for info in infos if info.dropped_tick not in told)
+    earlier = range(1, since_tick + 1)  # drops that an earlier cut has
+    return tuple(_entry(info, earlier) for info in infos if info.dropped_tick not in earlier)
 
 
-def _entry(info: CollectionInfo, told: range) -> CollectionEntry:
-    kept = [each for each in info.partitions if each.dropped_tick not in told]
+def _entry(info: CollectionInfo, earlier: range) -> CollectionEntry:
+    kept = [each for each in info.partitions if each.dropped_tick not in earlier]
     partitions = tuple(
         PartitionEntry(partition_id=p.id, name=p.name, dropped_tick=p.dropped_tick) for p in kept
     )
@@ -211,7 +211,7 @@ def _entry(info: CollectionInfo, told: range) -> CollectionEntry:
 
 
 def arrow_schema(info: CollectionInfo | CollectionEntry) -> pa.Schema:
-    """Return the Arrow schema of a collection. Raises `Corrupt` when it is none."""
+    """Return the Arrow schema of a collection. Raises `Corrupt` when it does not decode."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(info.schema))
     except (pa.ArrowException, OSError) as error:
@@ -229,7 +229,7 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def collection_info(entry: CollectionEntry) -> CollectionInfo:
-    """Return a collection as the shard state had it when the manifest was made."""
+    """Return the collection as it was in the shard state when the manifest was made."""
     born = entry.created_tick
     partitions = tuple(
         PartitionInfo(p.partition_id, p.name, born, p.dropped_tick) for p in entry.partitions
@@ -241,12 +241,12 @@ def collection_info(entry: CollectionEntry) -> CollectionInfo:
 CHECKPOINT_FORMAT = 2
 
 HISTORY_STEPS = 256
-"""The history's grain is the minimum retention divided by this: 5.6 minutes for a day."""
+"""The minimum retention divided by this is the history's resolution: 5.6 minutes for a day."""
 
 
 class CutPosition(msgspec.Struct, frozen=True, array_like=True):
-    """A cut, where a reader of what follows it resumes, and when it was made: by the clock, in Unix
-    ms, at the latest.
+    """A cut's tick, the position where a reader resumes after it, and the latest time at which it
+    was made, in Unix ms.
     """
 
     tick: int
@@ -254,24 +254,24 @@ class CutPosition(msgspec.Struct, frozen=True, array_like=True):
     made_ms: int
 
     def age_ms(self, now_ms: int) -> int:
-        """Return how long ago the cut was made, at least.
+        """Return the least age that the cut can have, in ms.
 
-        Its tick tells that, unless it is ahead of the clock: because a clock was ahead once, or
-        because this one is behind. Then `made_ms` does; when that is ahead as well, nothing is
-        known but that the cut is there.
+        The tick has the time, unless it is ahead of the clock. Then `made_ms` counts, and when that
+        is ahead as well, the age is 0.
         """
-        told_ms = physical_ms(self.tick)
-        return max(0, now_ms - (told_ms if told_ms <= now_ms else self.made_ms))
+        tick_ms = physical_ms(self.tick)
+        if tick_ms > now_ms:
+            return max(0, now_ms - self.made_ms)
+        return now_ms - tick_ms
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything at or below `tick` is in files, `shard_state` and `producers`; what follows is
-    read from `position`.
+    """Everything at or below `tick` is in files, `shard_state` and `producers`; the rest is read
+    from `position`.
 
-    It is never ahead: the cut's manifest and every file it names are on disk before. `position` is
-    the last-confirmed position of the cut, so it may lie before entries at or below `tick`. Number
-    0 and position 0 mean: no cut yet, everything is in the log. `history` tells retention where the
-    log stood at earlier cuts.
+    The cut's manifest and all its files are on disk before the checkpoint. `position` is the
+    last-confirmed position of the cut, so it may precede entries at or below `tick`. Number 0 and
+    position 0 mean that there is no cut yet. `history` has earlier cuts, for retention.
     """
 
     format: int = CHECKPOINT_FORMAT
@@ -285,9 +285,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def start_position(self) -> int:
-        """Where a reader of what is not in files begins; a log that was truncated meanwhile refuses
-        it.
-        """
+        """Where a reader of entries that are not in files starts; a truncated log refuses it."""
         return self.position or FIRST_POSITION
 
     def state(self) -> ShardState:
@@ -315,15 +313,14 @@ def decode_checkpoint(content: bytes | None) -> Checkpoint:
 def extend_history(
     history: tuple[CutPosition, ...], step: CutPosition, *, now_ms: int, retention_ms: int
 ) -> tuple[CutPosition, ...]:
-    """Return the history with a new cut: thinned to its grain, and without what no bound needs any
-    more.
+    """Return the history with a new cut, thinned to its resolution, without cuts that are too old.
 
-    Of the cuts older than the retention the newest stays: it is the bound. Of three neighbours the
-    outer two are at least a grain apart, so at most twice `HISTORY_STEPS` and a few are kept,
-    however often cuts are made.
+    Of the cuts older than the retention the newest stays: it is the bound of truncation. Of three
+    neighbours the outer two are at least one step of the resolution apart, so at most about twice
+    `HISTORY_STEPS` cuts are kept.
     """
     grain_ms = retention_ms // HISTORY_STEPS
-    # No cut was made after a later one, whatever the clock said then.
+    # A cut is not younger than a later one, whatever the clock said then.
     kept = [msgspec.structs.replace(cut, made_ms=min(cut.made_ms, step.made_ms)) for cut in history]
     if len(kept) > 1 and kept[-2].age_ms(now_ms) - step.age_ms(now_ms) < grain_ms:
         kept.pop()

@@ -1,10 +1,9 @@
-"""What may be given up: log entries that nobody will read again, and cuts that every table has
-taken.
+"""Removes log entries that nobody will read again, and cuts that every table has taken.
 
-Bounds are pessimistic: whoever might still read something holds it. Removal may be interrupted
-anywhere: that cuts may be gone is recorded before they go, and a manifest is set aside under
-another name before its files go. So a crash never leaves a manifest without its files, but for
-those of dropped collections, and the one set aside tells which files are left over.
+Bounds are pessimistic: a possible reader is enough to keep data. Removal can be interrupted
+anywhere. The lowest kept cut number is recorded before cuts go, and a manifest is renamed before
+its files go. So a crash never leaves a manifest without its files, except for files of dropped
+collections, and the renamed manifest names the files that are left over.
 """
 
 import asyncio
@@ -34,10 +33,10 @@ from wal.failpoint import failpoint
 from wal.runtime import in_thread
 
 SET_ASIDE_SUFFIX = ".removed"
-"""Ends the name of a manifest whose files are going."""
+"""The suffix of a manifest whose files are being removed."""
 
 CUTS_REMOVED_PER_ROUND_MAX = 1000
-"""Keeps one round short after a long pause; the next round takes more."""
+"""Bounds the length of one round after a long pause; the next round removes more."""
 
 
 def may_remove_cut(
@@ -48,12 +47,12 @@ def may_remove_cut(
     old_tick: int,
     taken_tick: int = 0,
 ) -> bool:
-    """Whether a cut that is not the newest may go; `live` are the ids of the collections that were
-    not dropped.
+    """Return whether a cut other than the newest can be removed; `live` are the ids of the
+    collections that were not dropped.
 
-    It goes when it is old enough, as those up to `old_tick` are, every table has taken it, and each
-    live collection in it has a table. Up to `taken_tick` it goes when each collection in it has
-    one: what was dropped lately can still be read.
+    Every table must have taken it. Up to `old_tick`, each live collection in it must have a table.
+    Above that, up to `taken_tick`, each collection in it must have one: a collection that was
+    dropped lately can still be read. Above both, a cut is too young.
     """
     if manifest.tick > max(old_tick, taken_tick) or any(
         lease.cut < manifest.number for lease in leases
@@ -65,10 +64,9 @@ def may_remove_cut(
 
 
 def finish_removal(cuts: CutLog) -> None:
-    """Remove the files of a cut that was set aside when a crash came; blocks.
+    """Remove the files of a cut whose removal was interrupted by a crash. Blocks.
 
-    Only of the cut that the earliest one kept follows: what else lies there under such a name is
-    left alone.
+    Acts only on the cut right before the earliest kept one; other files with such a name stay.
     """
     for path in cuts.directory.files(CUTS):
         if path.endswith(SET_ASIDE_SUFFIX):
@@ -84,7 +82,7 @@ def finish_removal(cuts: CutLog) -> None:
 
 
 def _remove_files(directory: NodeDirectory, manifest: CutManifest) -> None:
-    """Remove the files of a cut that is set aside, then its manifest."""
+    """Remove the files of a renamed manifest, then the manifest."""
     for path in (*file_paths(manifest), manifest_path(manifest.number) + SET_ASIDE_SUFFIX):
         directory.remove(path)
         failpoint("flush.cut_file_removed")
@@ -104,8 +102,8 @@ class Retention:
 
     @asynccontextmanager
     async def hold_cuts(self) -> AsyncIterator[None]:
-        """Remove no cut inside the block, for whoever copies them."""
-        async with self._enforcing:  # a round under way ends first
+        """Keep all cuts inside the block, for callers that copy them."""
+        async with self._enforcing:  # waits for a round under way
             self._holds += 1
         try:
             yield
@@ -115,11 +113,11 @@ class Retention:
     async def enforce(
         self, checkpoint: Checkpoint, state: ShardState, *, short_of_space: bool = False
     ) -> int:
-        """Give up what the bounds allow, and return the tick at or below which no reader starts any
+        """Remove what the bounds allow, and return the tick at or below which no reader starts any
         more.
 
-        With `short_of_space` log is kept for `min_age_short_s` only. Idempotent. Raises `OSError`
-        and what the log raises; nothing that is needed is lost then.
+        With `short_of_space` the log is kept only for `min_age_short_s`. Idempotent. Raises
+        `OSError` and the errors of the log; needed data stays in each case.
         """
         async with self._enforcing:
             log = self._context.log
@@ -133,8 +131,8 @@ class Retention:
             bound = self.bound(checkpoint, self.newest_old(checkpoint.history, log_age_s))
             if bound > log.first_position:
                 failpoint("flush.truncating")
-                # A reader that takes its place while this waits for the entry at the bound is asked
-                # for once more.
+                # `truncate` evaluates the reader floor again: a reader may open while it waits for
+                # the entry at the bound.
                 await log.truncate(bound, needed=self._context.reader_floor)
             taken = self.newest_old(
                 checkpoint.history, min(options.min_age_s, options.taken_cuts_s)
@@ -146,7 +144,7 @@ class Retention:
             removable, kept = await in_thread(
                 self._look, checkpoint, collections, old_tick, taken.tick
             )
-            await self._give_up(removable)
+            await self._remove_earliest(removable)
             if old is None:
                 return 0
             below = max(
@@ -155,13 +153,12 @@ class Retention:
             return min(old.tick, below, *kept)
 
     def newest_old(self, history: Sequence[CutPosition], min_age_s: float) -> CutPosition | None:
-        """Return the newest cut of an age; those before it are older, whatever their ticks say.
-        None without one.
+        """Return the newest cut of at least this age, None without one. Cuts before it count as
+        older, whatever their ticks.
         """
         now_ms = self._context.now_ms()
         min_age_ms = int(min_age_s * 1000)
-        # Cuts that were there when the node was opened are no younger than that, whatever clocks
-        # say.
+        # Cuts from before the opening are at least as old as the opening, whatever clocks say.
         is_open_long = self._context.elapsed_ms() - self._opened_ms >= min_age_ms
         for cut in reversed(history):
             if cut.age_ms(now_ms) >= min_age_ms or (cut.tick <= self._found_tick and is_open_long):
@@ -169,8 +166,9 @@ class Retention:
         return None
 
     def bound(self, checkpoint: Checkpoint, old: CutPosition | None) -> int:
-        """Return the position before which nobody needs the log any more; 0 when nothing may go.
-        `old` is old enough.
+        """Return the position before which the log is no longer needed; 0 when nothing can go.
+
+        `old` is the newest cut that is old enough, None without one.
         """
         if old is None:
             return 0
@@ -186,8 +184,8 @@ class Retention:
         old_tick: int,
         taken_tick: int,
     ) -> tuple[list[CutManifest], list[int]]:
-        """Remove files of dropped collections; return cuts that may go, and the ticks of drops to
-        remember for others.
+        """Remove files of dropped collections. Return the removable cuts, and the ticks of drops
+        that have to be remembered for leased tables.
         """
         leases = read_leases(self._directory, node_id=self._context.store.node_id)
         leased = {lease.collection_id for lease in leases}
@@ -212,8 +210,8 @@ class Retention:
         return list(may_go), kept
 
     def _remove_dropped(self, collection_id: int) -> None:
-        """Remove files of a dropped collection; their cuts may stay. Safe to interrupt: the catalog
-        remembers the drop.
+        """Remove the files of a dropped collection; their cuts may stay. Can be interrupted: the
+        catalog keeps the drop.
         """
         for path in [
             path for top in DATA for path in self._directory.files(f"{top}/{collection_id}")
@@ -221,7 +219,7 @@ class Retention:
             if named_for(path) is not None:
                 self._directory.remove(path)
 
-    async def _give_up(self, earliest: Sequence[CutManifest]) -> None:
+    async def _remove_earliest(self, earliest: Sequence[CutManifest]) -> None:
         if earliest:
             key = kept_cuts_key(self._context.log.name)
             first_kept = earliest[-1].number + 1
@@ -231,7 +229,7 @@ class Retention:
             self._cuts.forget_below(first_kept)
 
     def _remove_cuts(self, manifests: Sequence[CutManifest]) -> None:
-        finish_removal(self._cuts)  # of a round that the disk kept from its end
+        finish_removal(self._cuts)  # of a round that a disk error interrupted
         for manifest in manifests:
             path = manifest_path(manifest.number)
             failpoint("flush.cut_removing")

@@ -1,7 +1,7 @@
-"""One run of the flusher: from its checkpoint through the log, until it is cancelled or something
-fails.
+"""One run of the flusher: from its checkpoint through the log, until it is cancelled or fails.
 
-It makes files of what a scanner over the whole pchannel delivers, and a cut of each cut message.
+It writes the rows that a scanner over the whole pchannel delivers into files, and makes a cut at
+each cut message.
 """
 
 import asyncio
@@ -48,14 +48,14 @@ from wal.message import Message
 from wal.runtime import in_thread
 
 STEPS_OF_A_FILE = 2
-"""One row group of a file is decoded while the one before it is written."""
+"""Tasks per file: one row group is decoded while the previous one is written."""
 MESSAGES_PER_STEP = 256
-"""Between two looks at memory and the event loop's other work; about 1 ms of messages."""
+"""Messages between two checks of memory and switches to other tasks; about 1 ms of work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutScheduleOptions:
-    """A cut every `interval_s` seconds (None: never by time), and when `bytes_max` bytes of rows
+    """A cut every `interval_s` seconds (None: no cuts by time), and when `bytes_max` bytes of rows
     are unflushed.
     """
 
@@ -65,11 +65,12 @@ class CutScheduleOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionOptions:
-    """How long things are kept at least, and how often that is looked at; seconds.
+    """How long log and cuts are kept at least, and the interval between two checks; in seconds.
 
-    `min_age_short_s` is the least age of log, not of cuts, while the disk is short of space: what
-    is in files then gives way to new appends. `taken_cuts_s` is that of cuts, where it is shorter,
-    once each collection in them is in a table.
+    `min_age_s` is the least age of log and cuts. `min_age_short_s` replaces it for the log, but not
+    for cuts, while the disk is short of space: log that is also in files then gives way to new
+    appends. `taken_cuts_s`, where it is shorter, replaces it for a cut whose collections all have
+    tables that have taken the cut.
     """
 
     min_age_s: float = 86_400.0
@@ -80,15 +81,16 @@ class RetentionOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushOptions:
-    """Memory and threads of the flusher, and what it does when the disk fails.
+    """Memory, threads and retries of the flusher.
 
-    A file gets a row group when its encoded rows reach `row_group_bytes` (twice as large ones were
-    measured to take half as much processor time again, in page faults); when all rows in memory
-    reach `buffered_bytes_max`, the largest are written first and reading waits. `threads` files are
-    written at a time. After a few messages it waits `gather_s` for more, unless somebody waits for
-    a cut: appends that come one by one would otherwise each wake it on the event loop they share.
-    `group_may_read` opens segments, deletes and cuts to the group of the node's process, for a
-    Spark of another user.
+    A file gets a row group when its encoded rows reach `row_group_bytes`; row groups twice as large
+    were measured to take 50 % more processor time, in page faults. When all rows in memory reach
+    `buffered_bytes_max`, the largest files are written first and reading waits. `threads` files are
+    written at a time. After a few messages the flusher waits `gather_s` for more, unless a caller
+    waits for a cut: single appends would otherwise each wake it on their shared event loop. After a
+    failure it pauses for `retry_first_s`, and doubles the pause up to `retry_max_s`. With
+    `group_may_read` the group of the node's process can read segments, deletes and cuts, for a
+    Spark that runs as another user.
     """
 
     row_group_bytes: int = 32 << 20
@@ -106,15 +108,15 @@ class FlushOptions:
 class FlushContext:
     """What a flusher and all its runs work with; the callables are the rest of the node.
 
-    `now_ms` is the clock that ticks follow, `elapsed_ms` one that nobody sets, in milliseconds from
+    `now_ms` is the clock that ticks follow; `elapsed_ms` is a monotonic clock, in milliseconds from
     an arbitrary start. `reader_floor` returns the lowest position of the log that a named reader
-    needs, None without one; `on_kept_tick` is told a tick at or below which cuts are published and
-    no reader starts any more, after each round of retention. `save_producers` returns what the
-    checkpoint of a cut at a tick keeps of producers; it is asked once readers have everything up to
-    that tick. `log_is_back` returns once the log takes writes, and raises what its callers get when
-    that takes too long. `next_id` returns an id above those of all segments that the log has so
-    far. `cut_made` is told each cut whose checkpoint is durable, and how many seconds that took
-    since its message was met.
+    needs, None without one. `on_kept_tick` is called after each round of retention with a tick at
+    or below which cuts are published and no reader starts any more. `save_producers` returns the
+    producer state to store in the checkpoint of a cut at a tick; it is called once readers have
+    everything up to that tick. `log_is_back` returns once the log takes writes, and raises what
+    appends raise when that takes too long. `next_id` returns an id above those of all segments in
+    the log so far. `cut_made` is called with each cut whose checkpoint is durable, and the seconds
+    since its message was read.
     """
 
     directory: NodeDirectory
@@ -133,10 +135,10 @@ class FlushContext:
 
 
 class OpenCut:
-    """Everything since the last cut: which row goes to which file, until a cut message closes it.
+    """Everything since the last cut: assigns each row to a file, until a cut message closes it.
 
-    Since a cut seals every growing segment, no file ever spans two cuts. `number` is the number it
-    will have.
+    Since a cut seals every growing segment, no file spans two cuts. `number` is the future number
+    of the cut.
     """
 
     def __init__(
@@ -144,21 +146,21 @@ class OpenCut:
     ) -> None:
         self.number = number
         self.first_tick = 0
-        """About that of its first row; 0 without one."""
+        """About the tick of its first row; 0 without rows."""
         self.files: dict[int | str, FileInProgress] = {}
-        """By segment, those of deletes by vchannel; each has rows."""
+        """Row files by segment id, delete files by vchannel; each has rows."""
         self._catalog = catalog
         self._start_file = start_file
 
     def insert(self, rows: Rows) -> None:
-        """Take in rows. Raises `Corrupt` when no collection has them."""
+        """Add rows. Raises `Corrupt` when their collection or schema version does not exist."""
         batch = rows.batch
         if batch.segment_id not in self.files:
             info = self._collection(batch.collection_id)
             if info.schema_version != batch.schema_version:
                 raise Corrupt(
-                    f"rows of {info.name} have schema version {batch.schema_version}, which it "
-                    "never had"
+                    f"rows of {info.name} have schema version {batch.schema_version}, which does "
+                    "not exist"
                 )
             place = {
                 "collection_id": info.id,
@@ -176,7 +178,7 @@ class OpenCut:
         self.files[batch.segment_id].add(rows)
 
     def delete(self, rows: Rows) -> None:
-        """Take in deleted keys, of rows of this cut or not: who reads the cut applies them, by
+        """Add deleted keys, of rows in this cut or in others: readers of the cut apply deletes by
         offset.
         """
         vchannel = rows.batch.vchannel
@@ -191,8 +193,8 @@ class OpenCut:
         self.files[vchannel].add(rows)
 
     async def drop(self, **of: int) -> None:
-        """Discard the files that are of one collection, segments that are of one partition, or
-        without either all files.
+        """Discard the files whose `place` has these values: of a collection, of a partition, or all
+        files without values.
         """
         for key in [key for key, file in self.files.items() if of.items() <= file.place.items()]:
             await self.files.pop(key).discard()
@@ -204,7 +206,7 @@ class OpenCut:
 
     @property
     def taken_bytes(self) -> int:
-        """Encoded size of all rows taken in so far."""
+        """Encoded size of all rows added so far."""
         return sum(file.taken_bytes for file in self.files.values())
 
     def _collection(self, collection_id: int) -> CollectionInfo:
@@ -217,11 +219,11 @@ class OpenCut:
 
 
 class FlushRun:
-    """Reads, buffers, writes and cuts from `checkpoint` on.
+    """Reads the log, buffers and writes rows, and makes cuts, starting at `checkpoint`.
 
-    `ahead` is a cut on disk that the checkpoint does not know: it is adopted, and rows up to it are
-    counted instead of written. `report` is told the number of the cut in the making and how many
-    bytes wait for it, `on_cut` of each cut whose checkpoint is durable.
+    `ahead` is a cut on disk that the checkpoint does not have yet: the run adopts it, and counts
+    the rows up to it instead of writing them. `report` is called with the number of the open cut
+    and its unflushed bytes; `on_cut` with each cut whose checkpoint is durable.
     """
 
     def __init__(
@@ -250,8 +252,8 @@ class FlushRun:
         self.open_cut = OpenCut(checkpoint.cut_number + 1, self.state.catalog, self._start_file)
 
     async def follow(self, scanner: Scanner) -> None:
-        """Work through the scanner's batches until that fails or is cancelled; files in progress
-        are gone then.
+        """Process the scanner's batches until that fails or is cancelled; then discard the files in
+        progress.
         """
         try:
             async with anyio.create_task_group() as writers:
@@ -264,18 +266,18 @@ class FlushRun:
                         if len(batch.visible) > MESSAGES_PER_STEP:
                             await anyio.lowlevel.checkpoint()
                     if 0 < sum([each.count for each in batch.visible]) < MESSAGES_PER_STEP:
-                        # More messages may come before the next look: appends that come one by one
-                        # share the event loop.
+                        # Wait for more messages: single appends share the event loop with this
+                        # task.
                         with anyio.move_on_after(self._context.options.gather_s):
                             await self._awaited.wait()
         finally:
             with anyio.CancelScope(shield=True):
-                # They stay: statistics, and how much room is missing, count them.
+                # They stay in `open_cut`: the statistics and `StorageFull` count their bytes.
                 for file in self.open_cut.files.values():
                     await file.discard()
 
     def stop_gathering(self) -> None:
-        """Take messages as they come until the next cut: somebody waits for it."""
+        """Process messages without waiting for more, until the next cut: a caller waits for it."""
         self._awaited.set()
 
     async def _take_in(self, visible: Visible, writers: TaskGroup) -> None:
@@ -302,7 +304,7 @@ class FlushRun:
             case CutHeader() as header:
                 await self._cut(message, header)
             case _:
-                pass  # what only changes the shard state
+                pass  # the other types only change the shard state
 
     async def _make_room(self, writers: TaskGroup) -> None:
         cut = self.open_cut
@@ -311,7 +313,7 @@ class FlushRun:
         self._report(cut.number, cut.taken_bytes)
         for file in cut.files.values():
             if self._ahead is not None:
-                file.take()  # counted, and already on disk
+                file.take()  # counted only: the rows are on disk already
             elif file.pending_bytes >= options.row_group_bytes and file.at_work < STEPS_OF_A_FILE:
                 self._start(file, file.spill, writers)
         while cut.held_bytes > options.buffered_bytes_max:

@@ -1,9 +1,9 @@
-"""What of a collection is asked for: all of it, some columns, the rows of some keys; what that
-reads, what deletes leave.
+"""The selected part of a collection (columns, keys), which files and row groups it needs, and
+deletes.
 
-A file's range of keys, a row group's and the shard of a key tell where rows cannot be. They tell no
-more: rows are chosen by their keys in the end, so a range that is too wide, or of another kind of
-value, costs time and nothing else. No I/O.
+Key ranges of files and row groups, and the shard of a key, rule out files and row groups. They are
+only a filter: `rows` then selects by the keys themselves, so a range that is too wide, or has
+another type, only costs time. No I/O.
 """
 
 from bisect import bisect_left
@@ -18,19 +18,19 @@ from flusher.manifest import OFFSET, arrow_schema
 from interceptors.shard.catalog import CollectionInfo
 
 Ends = tuple[Any, Any]
-"""The smallest and the largest value of some rows, or what may be beyond them; None for one that is
-not known.
-"""
+"""The smallest and the largest value of some rows, or wider bounds; None for an unknown one."""
 
 _ORDERED = (int, str, bytes)
-"""Kinds of keys that Python and Parquet's statistics order alike; others have no ranges."""
+"""Types of keys that Python and Parquet's statistics order alike; ranges of other types are
+ignored.
+"""
 THREADS_FROM_ROWS = 64 << 10
-"""Decoding fewer takes less than handing it out to threads."""
+"""With fewer rows, decoding takes less time than its distribution to threads."""
 
 
 class Selection:
-    """`columns`, in this order, of the rows whose keys are among `keys`, which are on `vchannels`;
-    None for all.
+    """`columns`, in this order, of the rows whose keys are in `keys` and lie on `vchannels`; None
+    selects all.
     """
 
     def __init__(
@@ -47,16 +47,17 @@ class Selection:
         self.schema = pa.schema(
             [field for field in whole if field.name in {self.key, *self.columns}]
         )
-        """Of what is read: with the primary key, which deletes go by."""
+        """The columns to read: also the primary key, which deletes need."""
         self._keys = keys
         self._vchannels = vchannels
-        self._sorted: list[Any] | None = None  # without ranges; Python lacks some days and times
+        # None without keys, and for times, as Python cannot represent all of Arrow's
+        self._sorted: list[Any] | None = None
         if keys is not None and not pa.types.is_temporal(keys.type):
             self._sorted = sorted(keys.unique().to_pylist())
 
     def may_have(self, keys: Ends | None, vchannels: Ends | None) -> bool:
-        """Whether rows between these keys, on shards between these vchannels, may be asked for;
-        None for all there are.
+        """Return whether selected rows can have keys between `keys` and vchannels between
+        `vchannels`; None is unbounded.
         """
         if vchannels is not None and self._vchannels is not None:
             low, high = vchannels
@@ -74,14 +75,14 @@ class Selection:
         return at < len(self._sorted) and bool(self._sorted[at] <= high)
 
     def read(self, file: pq.ParquetFile, schema: pa.Schema) -> pa.Table:
-        """Return at least the columns of `schema`, which has the key, of the row groups that may
-        have rows asked for.
+        """Return at least the columns of `schema`, which includes the key, of the row groups that
+        can have selected rows.
         """
         groups = list(range(file.num_row_groups))
         footer = file.metadata
         if self._sorted is not None:
             leaves = [footer.schema.column(index) for index in range(footer.num_columns)]
-            # The field `b` of a struct `a` has the path of a column `a.b`, and another name.
+            # The field `b` of a struct `a` has the same path as a column `a.b`, but another name.
             at = next(
                 index for index, leaf in enumerate(leaves) if leaf.path == leaf.name == self.key
             )
@@ -92,7 +93,7 @@ class Selection:
         )
 
     def rows(self, table: pa.Table) -> pa.Table:
-        """Return the rows of a table with these keys."""
+        """Return the rows of a table whose keys are selected."""
         return (
             table
             if self._keys is None
@@ -101,18 +102,18 @@ class Selection:
 
 
 def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> pa.Table:
-    """Return the rows that no delete of their key with a greater offset removes; any key type Arrow
-    can hash.
+    """Return the rows without those that have a delete of their key with a greater offset; any key
+    type that Arrow can hash.
     """
     return without(rows, deleted_in(deletes, key=key), key=key) if deletes else rows
 
 
 def deleted_in(deletes: Sequence[pa.Table], *, key: str) -> pa.Table:
-    """Return the keys that deletes, one table at least, remove, and beside each the offset below
-    which its rows are gone.
+    """Return each key in these deletes (at least one table) with the offset below which its rows
+    are deleted.
     """
     found = pa.concat_tables(table.select([key, OFFSET]) for table in deletes)
-    # Arrow would take a key called `.id` for a field inside of another.
+    # Arrow would read a key called `.id` as the path of a nested field.
     return (
         found.rename_columns(["key", OFFSET])
         .group_by("key")
@@ -122,7 +123,7 @@ def deleted_in(deletes: Sequence[pa.Table], *, key: str) -> pa.Table:
 
 
 def without(rows: pa.Table, deleted: pa.Table, *, key: str) -> pa.Table:
-    """Return the rows that are not deleted."""
+    """Return the rows that `deleted` does not remove."""
     bound = deleted.column(f"{OFFSET}_max").take(
         pc.index_in(rows.column(key), value_set=deleted.column("key"))
     )

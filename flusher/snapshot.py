@@ -1,9 +1,9 @@
 """The current state of one collection as an Arrow table, without Spark. Blocks, so it runs in a
 worker thread.
 
-The rows are those of the collection's table (the base), of the cuts after it, and of the messages
-after those (the tail), whose key was not deleted later. Every file is checked against its manifest
-before a row of it is believed.
+The rows come from the collection's table (the base), the cuts after it, and the messages after
+those (the tail); rows whose key was deleted later are left out. Every file is checked against its
+manifest before its rows are used.
 """
 
 from collections import defaultdict
@@ -38,7 +38,7 @@ from wal.timetick import TICK_MAX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotBase:
-    """The collection at cut `cut`, as its table has it: `rows` have the columns of a file, then the
+    """The state of the collection's table at cut `cut`: `rows` have the columns of a file, then the
     partition's name.
     """
 
@@ -49,13 +49,13 @@ class SnapshotBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSource:
-    """What a snapshot is made of: one collection, the cuts after `base` to `last_cut`, and every
-    message above its tick.
+    """The input of a snapshot: one collection, the cuts after `base` up to `last_cut`, and every
+    message above the last cut's tick.
 
     Without a base, the cuts begin with the first one. `tail` may hold messages of other
-    collections; it ends at or above `as_of`. `selection` is what of the rows is asked for, all for
-    None. What cannot be read is raised, or with `on_loss` left out and told there: the file, its
-    rows if known, why.
+    collections; it ends at or above `as_of`. `selection` limits the rows and columns, None selects
+    all. An unreadable file raises, or with `on_loss` it is skipped and reported there: the file,
+    its number of rows if known, the error.
     """
 
     cuts: CutLog
@@ -69,22 +69,23 @@ class SnapshotSource:
 
     @property
     def selected(self) -> Selection:
-        """What of the rows is asked for."""
+        """The selection, by default of everything."""
         return self.selection or Selection(self.collection)
 
 
 def read_snapshot(source: SnapshotSource) -> pa.Table:
-    """Return the rows that live at tick `as_of`, of those asked for: the base's, then in cut order.
+    """Return the selected rows that exist at tick `as_of`: the base's first, then in cut order.
 
-    Raises `Truncated` when rows of the collection are in cuts that were given up (every table has
-    taken them), or a partition was dropped after `as_of`: its rows are gone. Raises `Corrupt` when
-    a file is not what its manifest says.
+    Raises `Truncated` when rows of the collection are in cuts that retention removed (every table
+    has taken them), and when a partition was dropped after `as_of`: its rows are gone. Raises
+    `Corrupt` when a file does not match its manifest.
     """
     info = source.collection
     manifests = _manifests(source)
     drops, names = _partitions(source, manifests)
     made = {each.id for each in info.partitions} | _made_in_tail(source).keys()
-    live = frozenset(made - drops.keys())  # some were dropped since `collection` was looked up
+    # partitions may have been dropped after `collection` was looked up
+    live = frozenset(made - drops.keys())
     selected = source.selected
     schema = stored_schema(selected.schema)
     rows, deletes = _tail(source, selected, live)
@@ -118,8 +119,8 @@ def read_snapshot(source: SnapshotSource) -> pa.Table:
 
 
 def _manifests(source: SnapshotSource) -> list[CutManifest]:
-    """Return the cuts that may have something of the collection, oldest first. Raises `Truncated`
-    when some are gone.
+    """Return the cuts that may have files of the collection, oldest first. Raises `Truncated` when
+    some are gone.
     """
     earliest = 0 if source.base else min(cut_numbers(source.cuts.directory), default=0)
     first = 1 if source.base is None else source.base.cut + 1
@@ -140,14 +141,14 @@ def _manifests(source: SnapshotSource) -> list[CutManifest]:
 
 
 def _cut(source: SnapshotSource, number: int, after: Cut | None) -> Cut | None:
-    """Return a cut, None when it is lost; `after` is the one after it, when that is not."""
+    """Return a cut, None when it is lost; `after` is the next cut, None when that is lost."""
     try:
         return source.cuts.read(number)
     except (OSError, StreamingNodeError) as error:
         if source.on_loss is None:
             raise
         with suppress(OSError, StreamingNodeError):
-            # Behind one that is lost, nothing tells what this one has to be but its own checksum.
+            # If the next cut is lost, this one can only be checked by its own checksum.
             cut = source.cuts.read_alone(number) if number < source.last_cut else None
             if cut and (after is None or after.previous == cut.mark):
                 return cut
@@ -156,11 +157,11 @@ def _cut(source: SnapshotSource, number: int, after: Cut | None) -> Cut | None:
 
 
 def _check_begins(source: SnapshotSource, earliest: CutManifest) -> None:
-    """Raise `Truncated` unless the collection's rows all begin in the earliest cut that is kept, or
-    later.
+    """Check that the collection's first rows are in the earliest kept cut or later. Raises
+    `Truncated`.
     """
     info = source.collection
-    # Row offsets count from 0 on each vchannel, so what the first file begins with tells what came
+    # Row offsets count from 0 on each vchannel, so the first file's offset is the number of rows
     # before it.
     begins = {
         each.name: each.next_offset for each in earliest.vchannels if each.name in info.vchannels
@@ -189,13 +190,13 @@ def _check_begins(source: SnapshotSource, earliest: CutManifest) -> None:
 def _partitions(
     source: SnapshotSource, manifests: Sequence[CutManifest]
 ) -> tuple[dict[int, int], dict[int, str]]:
-    """Return the ticks at which partitions were dropped, and all names. Raises `Truncated` for a
-    drop after `as_of`.
+    """Return the ticks at which partitions were dropped, and the names of all partitions. Raises
+    `Truncated` for a drop after `as_of`.
     """
     info = source.collection
     names = {each.id: each.name for each in info.partitions} | _made_in_tail(source)
     drops = {each.id: each.dropped_tick for each in info.partitions if each.dropped_tick}
-    # names what the tail may drop
+    # has the names of partitions that the tail may drop
     newest = [source.cuts.read(source.last_cut).manifest] if source.base else []
     for manifest in (*newest, *manifests):
         entries = (entry for entry in manifest.collections if entry.collection_id == info.id)
@@ -216,8 +217,8 @@ def _partitions(
 
 
 def _made_in_tail(source: SnapshotSource) -> dict[int, str]:
-    """Return the partitions that only the log knows, by id: `collection` may have been looked up
-    before they were made.
+    """Return the names by id of partitions that the tail creates, as `collection` may be older than
+    these.
     """
     headers = (message.header for message in source.tail if isinstance(message, Message))
     made = (header for header in headers if isinstance(header, CreatePartitionHeader))
@@ -227,8 +228,10 @@ def _made_in_tail(source: SnapshotSource) -> dict[int, str]:
 
 
 def _base_rows(base: SnapshotBase, drops: dict[int, int], names: dict[int, str]) -> pa.Table:
-    """Return the rows of partitions that live. A name dropped since is gone, also when another
-    partition has it now.
+    """Return the base's rows of existing partitions.
+
+    A name that was dropped since is filtered out even if a new partition has it: the base's rows
+    are older than the drop.
     """
     gone = sorted(
         {names[number] for number, tick in drops.items() if tick > base.tick and number in names}
@@ -271,7 +274,7 @@ def _up_to(table: pa.Table, tick: int) -> pa.Table:
 def _tail(
     source: SnapshotSource, selected: Selection, live: frozenset[int]
 ) -> tuple[list[pa.Table], list[pa.Table]]:
-    """Return the rows and the deletes that are in the log only, a table for each vchannel."""
+    """Return the rows and the deletes that are only in the log, one table for each vchannel."""
     info = source.collection
     rows: defaultdict[str, list[Rows]] = defaultdict(list)
     deletes: defaultdict[str, list[Rows]] = defaultdict(list)

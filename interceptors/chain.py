@@ -1,7 +1,8 @@
-"""The append path as one callable, and what an append may wait for on it: room, a redo, its locks.
+"""The append path as one callable, and the three interceptors where an append may wait: room, redo
+and lock.
 
-ADR 0003 gives the order of the interceptors. Only these wait: further in nothing suspends until the
-log has the group. An append that is cancelled while it waits here never happened.
+ADR 0003 gives the order of the interceptors. The interceptors inside these three never suspend
+before the log has the group. An append that is cancelled while it waits here never happened.
 """
 
 import asyncio
@@ -25,14 +26,13 @@ from wal.failpoint import failpoint
 from wal.headers import DDL, DML, MAKES_ROOM
 from wal.queue import Budget
 
-"""Nothing that this owner appends can succeed after one of these."""
-
 
 async def repeat(
     step: Callable[[], Awaitable[object]], wanted: asyncio.Event, interval_s: float
 ) -> None:
-    """Take a worker's step when it is wanted, and at an interval, whatever it raises, until the log
-    takes no more.
+    """Run a worker's step whenever `wanted` is set, and at least once an interval.
+
+    An error that ends only its call is ignored; any other typed error ends the loop.
     """
     while True:
         with anyio.move_on_after(interval_s):
@@ -47,30 +47,31 @@ async def repeat(
 class Interceptor(ABC):
     """One concern of the append path, wrapped around the rest of it.
 
-    Only redo and lock may suspend before they call `append`; from the tick on, everything up to the
-    log's queue runs in one step, so that position order is tick order. An interceptor that would
-    have to wait raises `Redo` instead.
+    Only room, redo and lock may suspend before they call `append`. From the tick on, everything up
+    to the log's queue runs in one step, so that position order is tick order. An interceptor that
+    would have to wait raises `Redo` instead.
     """
 
     name: str
-    """What measurements call it."""
+    """The interceptor's name in measurements."""
 
     @abstractmethod
     def do_append(self, pack: Pack, append: AppendPack) -> Coroutine[object, None, None]:
         """Do this concern's part before and after `append`."""
 
     async def ready(self) -> None:  # noqa: B027 - most have nothing to wait for
-        """Return once appends may pass: at once unless said otherwise."""
+        """Return once appends may pass; by default at once."""
 
-    async def close(self) -> None:  # noqa: B027 - nor anybody to send away
-        """Send away who waits; new appends are already refused, and what waits for nothing ends by
-        itself. Idempotent.
+    async def close(self) -> None:  # noqa: B027 - nor any appends that wait
+        """Fail the appends that wait in this interceptor; idempotent.
+
+        The caller already refuses new appends. Appends past their wait end by themselves.
         """
 
 
 class Chain:
-    """`interceptors`, outermost first, around the log's end; with an observer each of them is
-    timed.
+    """`interceptors`, outermost first, around `end`, the log; an `observer` receives the time each
+    of them took.
     """
 
     def __init__(
@@ -89,13 +90,14 @@ class Chain:
                 self.append = partial(_timed, interceptor, self.append, observer)
 
     async def ready(self) -> None:
-        """Return once every interceptor lets appends pass; they are waited for outermost first."""
+        """Return once every interceptor lets appends pass; waits for the outermost first."""
         for interceptor in self._interceptors:
             await interceptor.ready()
 
     async def close(self) -> None:
-        """Close every interceptor, even after one raised; what waits outside is told before what it
-        waits for.
+        """Close every interceptor, outermost first, even after one raised.
+
+        An outer interceptor may wait for an inner one, so its appends fail first.
         """
         async with AsyncExitStack() as steps:
             for interceptor in reversed(self._interceptors):
@@ -110,7 +112,7 @@ async def _timed(
 
     async def append(pack: Pack) -> None:
         nonlocal called_at, returned_at
-        called_at = called_at or clock()  # redo calls more than once; the first time counts
+        called_at = called_at or clock()  # redo calls more than once; the first call counts
         try:
             await inner(pack)
         finally:
@@ -128,8 +130,8 @@ async def _timed(
 
 
 class RoomInterceptor(Interceptor):
-    """Lets bodies in as there is room in `memory`, which is the node's, and all as there is in the
-    log's queue.
+    """Lets an append pass once the log's queue has room for it, and, if it holds bodies of a
+    transaction, the node's `memory` too.
     """
 
     name = "room"
@@ -140,13 +142,13 @@ class RoomInterceptor(Interceptor):
         self._closing = False
 
     async def do_append(self, pack: Pack, append: AppendPack) -> None:
-        """Append once there is room; bodies count until the log has acknowledged them, or they
+        """Append once there is room; bodies count until the log has acknowledged them or they have
         failed.
         """
         size_bytes = pack.size_bytes
-        # Rows that go together hold theirs since they came to wait. Appends that hold room wait for
-        # those without rows: a segment that is made, a commit or a schema change that ends. If
-        # these waited in turn, nobody would go on.
+        # Packed rows hold their room since they were queued, so they take none here. Appends that
+        # hold room wait for appends without rows: a segment to be made, a commit or a schema change
+        # to end. If those waited for room in turn, it would be a deadlock.
         held_bytes = size_bytes if pack.first_type in DML else 0
         if held_bytes:
             await self._memory.take(held_bytes)
@@ -163,17 +165,18 @@ class RoomInterceptor(Interceptor):
                 self._memory.give_back(held_bytes)
 
     async def close(self) -> None:
-        """Send away who waits, each as its turn comes: those before them end by themselves."""
+        """Fail each waiting append with `OnShutdown` when its turn comes; those that have room end
+        by themselves.
+        """
         self._closing = True
 
 
 class Redo(Exception):
     """An append that can go on only after `until`; never leaves the chain.
 
-    `until` is shared, so nobody who waits for it cancels it; an exception it ends with is the
-    append's. `waiting_for` completes the sentence "the append waited for ..." and is shown to
-    people. `groups` are those that wait, when others of their pack need not; all of them, when
-    there are none.
+    `until` is shared, so no waiter cancels it. If it ends with an exception, the append raises
+    that. `waiting_for` completes the sentence "the append waited for ..." in errors. `groups` are
+    the groups of the pack that have to wait; empty means all of them.
     """
 
     def __init__(
@@ -186,17 +189,16 @@ class Redo(Exception):
 
 
 class RedoInterceptor(Interceptor):
-    """Runs the rest of the chain again for as long as it asks for that, with a new tick each time,
-    up to `wait_s_max`.
+    """Runs the inner chain again after each `Redo`, with a new tick each time, for up to
+    `wait_s_max`.
 
-    Groups of a pack that others need not wait for leave it, and come again with those that wait
-    then.
+    If only some groups of a pack have to wait, they leave it, and join a later pack.
     """
 
     name = "redo"
 
     def __init__(self, *, wait_s_max: float = 30.0) -> None:
-        self._wait_s_max = wait_s_max  # longer than a busy disk, shorter than patience
+        self._wait_s_max = wait_s_max  # longer than a busy disk stalls, shorter than callers wait
         self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -206,10 +208,10 @@ class RedoInterceptor(Interceptor):
             try:
                 return await append(pack)
             except Redo as redo:
-                # Its traceback refers to this frame, which refers to it: without it nothing waits
-                # for garbage collection.
+                # The traceback refers to this frame, and this frame to the error. Dropping the
+                # traceback breaks the cycle, so no memory waits for garbage collection.
                 signal = redo.with_traceback(None)
-            assert pack.ticket is None, "what has its place in the log is never redone"
+            assert pack.ticket is None, "a pack that has its place in the log is never redone"
             if pack.come_again is not None and 0 < len(signal.groups) < len(pack.groups):
                 self._send_back(pack, pack.come_again, signal)
                 continue
@@ -223,16 +225,14 @@ class RedoInterceptor(Interceptor):
                     or asyncio.get_running_loop().time() < give_up_at_s
                 ):
                     raise
-                for group in overdue:  # others of the pack have come later
+                for group in overdue:  # other groups of the pack came later and wait on
                     pack.leave(group, error)
             pack.drop_cancelled()
             if not pack.groups:
                 return None
 
     async def close(self) -> None:
-        """Send every waiting append away with `OnShutdown`; one that is past its wait ends by
-        itself.
-        """
+        """Fail every waiting append with `OnShutdown`; an append past its wait ends by itself."""
         if not self._stopping.done():
             self._stopping.set_result(None)
         while self._tasks:
@@ -241,7 +241,7 @@ class RedoInterceptor(Interceptor):
     def _send_back(
         self, pack: Pack, come_again: Callable[[AppendGroup], None], signal: Redo
     ) -> None:
-        """Take the groups that wait out of their pack, which does not wait for them."""
+        """Take the groups that have to wait out of their pack, so that the others go on."""
         groups = list(signal.groups)
         for group in groups:
             pack.leave(group)
@@ -251,8 +251,8 @@ class RedoInterceptor(Interceptor):
             try:
                 await self._wait(signal, give_up_at_s)
             except StreamingNodeError as error:
-                # The term ends, or may do so: whether the log takes the groups is asked when they
-                # come again.
+                # An error that ends more than this call does not settle the groups: they come
+                # again, and the log accepts or refuses them then.
                 if error.ends is Ends.CALL and asyncio.get_running_loop().time() >= give_up_at_s:
                     for group in groups:
                         group.settle(error)
@@ -285,44 +285,47 @@ class RedoInterceptor(Interceptor):
                 f"the append waited {self._wait_s_max:g} s for {signal.waiting_for} — try again "
                 "later"
             )
-        # whoever owned it gave up without a verdict: the next attempt will tell
+        # a cancelled `until` has no result: the next attempt decides
         if not until.cancelled():
             until.result()
 
 
 class RWLock:
-    """A lock that many share or one has for itself, for tasks of one event loop; not reentrant.
+    """A shared or exclusive lock for tasks of one event loop; not reentrant.
 
-    A free lock is taken without suspending. Nobody overtakes: once someone waits, everyone queues,
-    so neither sharers nor exclusive holders starve.
+    Taking a free lock does not suspend. The queue is first in, first out: once one task waits, all
+    later ones queue behind it, so neither shared nor exclusive holders starve.
     """
 
     __slots__ = ("_holders", "_waiting")
 
     def __init__(self) -> None:
-        self._holders = 0  # how many share it; -1 when one has it for itself
+        self._holders = 0  # the number of shared holders; -1 while one task holds it exclusively
         self._waiting: deque[tuple[asyncio.Future[None], bool]] = deque()
 
     @property
     def idle(self) -> bool:
-        """Whether nobody holds the lock or waits for it."""
+        """Whether the lock has no holder and no waiter."""
         return not (self._holders or self._waiting)
 
     @property
     def shareable(self) -> bool:
-        """Whether who shares it gets it at once."""
+        """Whether a shared acquire succeeds at once."""
         return not self._waiting and self._holders >= 0
 
     def try_acquire(self, *, exclusive: bool) -> bool:
-        """Take the lock if nobody is in the way or in the queue; say whether it was taken."""
+        """Take the lock if it is free for this use and its queue is empty; return whether it was
+        taken.
+        """
         if self._waiting or (self._holders if exclusive else self._holders < 0):
             return False
         self._holders = -1 if exclusive else self._holders + 1
         return True
 
     async def acquire(self, *, exclusive: bool) -> None:
-        """Take the lock, waiting behind everyone who came before. Cancelling while waiting leaves
-        no trace.
+        """Take the lock, after all earlier callers.
+
+        A call that is cancelled while it waits leaves the lock as it was.
         """
         if self.try_acquire(exclusive=exclusive):
             return
@@ -332,20 +335,21 @@ class RWLock:
             await granted
         except asyncio.CancelledError:
             if granted.cancelled():
-                self._hand_over()  # those behind a cancelled exclusive waiter may be free to go
+                self._hand_over()  # waiters behind a cancelled exclusive one may be able to share
             else:  # cancelled after the lock was handed over and before this task ran
                 self.release()
             raise
 
     def release(self) -> None:
-        """Give up what `acquire` took."""
+        """Release the lock that `acquire` took."""
         assert self._holders, "nobody holds this lock"
         self._holders = 0 if self._holders < 0 else self._holders - 1
         if self._waiting:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        # Taken here, before the next holder runs, so that nobody slips in between.
+        # The lock is taken here for the next holder, before that task runs, so that no other task
+        # can take it in between.
         while self._waiting:
             granted, exclusive = self._waiting[0]
             if not granted.cancelled():
@@ -357,10 +361,10 @@ class RWLock:
 
 
 class LockInterceptor(Interceptor):
-    """Gives an exclusive append its vchannels for itself, lets all others share theirs.
+    """Locks the vchannels of an append: exclusively for a schema change, shared for all others.
 
-    `scope_of` names the vchannels a pack concerns, for a commit those of its session; `overtake`
-    ends the transactions on vchannels that an exclusive append at a tick has changed.
+    `scope_of` returns the vchannels a pack concerns; for a commit these are its session's.
+    `overtake` ends the transactions on vchannels that an exclusive append at a tick has changed.
     """
 
     name = "lock"
@@ -375,8 +379,9 @@ class LockInterceptor(Interceptor):
         self._locks: dict[str, RWLock] = {}
 
     async def do_append(self, pack: Pack, append: AppendPack) -> None:
-        """Append under the pack's locks. Groups whose lock is busy come again when others of the
-        pack need not wait.
+        """Append under the pack's locks.
+
+        If only some groups' locks are busy, raises `Redo` for these, and the others go on.
         """
         held: list[tuple[str, RWLock]] = []
         exclusive = pack.first_type in DDL
@@ -390,19 +395,19 @@ class LockInterceptor(Interceptor):
             try:
                 await append(pack)
             finally:
-                # Before anybody else gets the vchannels: no transaction spans a change of what it
-                # writes to.
+                # This runs before the locks are released: no transaction spans a schema change of
+                # a collection that it writes to.
                 if exclusive and pack.ticket is not None:
                     self._overtake([name for name, _ in held], pack.time_tick)
         finally:
-            # locks of dropped vchannels go: by who drops them, and by who leaves because that was
-            # first
+            # Idle locks are deleted where a vchannel may be gone: after a schema change, and after
+            # a pack or some of its groups were refused.
             self._release(
                 held, idle_go=exclusive or pack.ticket is None or len(pack.groups) < count
             )
 
     def _busy_in(self, pack: Pack) -> Sequence[AppendGroup]:
-        """Return the groups of a pack whose locks are busy, none when all are."""
+        """Return the groups of a pack whose locks are busy; empty when none or all are."""
         scopes = {piece.target.vchannels for group in pack.groups for piece in group.pieces}
         locks = self._locks
         busy = {
@@ -435,12 +440,12 @@ class LockInterceptor(Interceptor):
                 held.append((name, lock))
             if not waited or names == self._names_of(pack):
                 return
-            # a transaction grew onto another vchannel meanwhile, or ended
+            # during the wait, a transaction wrote to another vchannel, or ended
             self._release(held, idle_go=True)
 
     def _names_of(self, pack: Pack) -> Sequence[str]:
         scope = self._scope_of(pack)
-        # One order for all, so that no two appends wait for each other.
+        # All appends lock in the same order, so that no two wait for each other.
         return scope if len(scope) == 1 else sorted(set(scope))
 
     def _release(self, held: list[tuple[str, RWLock]], *, idle_go: bool) -> None:

@@ -9,9 +9,10 @@ class CollectionNotFound(StreamingNodeError):
 
 
 def before_creation(collection: str, tick: int, created_tick: int, *, first: int = 0) -> Truncated:
-    """Return why a collection has no state at a tick before its creation: that is not no rows.
+    """Return the error for a tick before the collection's creation: it had no state then, which
+    differs from having no rows.
 
-    `first` is the earliest tick to ask for instead, when that is later than the creation.
+    `first` is the earliest readable tick, if that is later than the creation.
     """
     earliest = max(created_tick, first)
     return Truncated(
@@ -27,8 +28,9 @@ class PartitionNotFound(StreamingNodeError):
 
 
 class SchemaMismatch(InvalidArgument):
-    """Rows do not fit the collection's schema, or were made for another version of it; may name
-    column and row.
+    """Rows do not fit the collection's schema, or were encoded for another version of it.
+
+    `column` and `row` name the place, if it is known.
     """
 
     def __init__(self, message: str, *, column: str | None = None, row: int | None = None) -> None:
@@ -38,8 +40,9 @@ class SchemaMismatch(InvalidArgument):
 
 
 class TransactionExpired(StreamingNodeError):
-    """The transaction is gone: expired, too large, unknown, or ended by a schema change; none of
-    its rows will appear.
+    """The transaction is gone: expired, too large, unknown, or ended by a schema change.
+
+    None of its rows will appear.
     """
 
 
@@ -48,8 +51,9 @@ class InvalidTransactionState(StreamingNodeError):
 
 
 class ProducerFenced(StreamingNodeError):
-    """The producer was opened again or deleted since: the older one writes no more; the call did
-    nothing.
+    """A later call opened the producer again or deleted it, so this one can write no more.
+
+    The call wrote nothing.
     """
 
     decides = False
@@ -65,8 +69,10 @@ class ProducerFenced(StreamingNodeError):
 
 
 class SequenceTooOld(StreamingNodeError):
-    """The write is older than what is remembered of its producer: it may be in the log, or not; the
-    call did nothing.
+    """The write is older than every remembered result of its producer, so it may be in the log or
+    not.
+
+    The call wrote nothing.
     """
 
     decides = False
@@ -75,6 +81,6 @@ class SequenceTooOld(StreamingNodeError):
         self.sequence = sequence
         self.oldest = oldest
         super().__init__(
-            f"sequence {sequence} is older than the earliest result that is remembered, {oldest} — "
-            "go on from last_sequence, and read back what became of earlier writes"
+            f"sequence {sequence} is older than the earliest remembered result, {oldest} — "
+            "go on from last_sequence, and read back whether earlier writes are there"
         )

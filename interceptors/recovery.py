@@ -1,6 +1,4 @@
-"""What a channel is after its log is read again: the checkpoint's state, brought up to the end of
-the log.
-"""
+"""Recovers a channel: takes the checkpoint's state and applies the rest of the log to it."""
 
 import asyncio
 from collections.abc import Mapping
@@ -19,14 +17,15 @@ from wal.position import FIRST_POSITION, message_id_kind
 from wal.runtime import in_thread
 
 READ_BYTES = 1 << 20
-"""One read's worth of entries: what is decoded and applied before other tasks get their turn."""
+"""Bytes of entries in one read, which are applied in one step before other tasks get their turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveredChannel:
-    """A channel as the end of its log leaves it, after so many entries read.
+    """The state of a channel at the end of its log.
 
-    `fences` maps vchannels to the tick of the last exclusive message read.
+    `fences` maps vchannels to the tick of the last exclusive message read; `entries` is the number
+    of entries read.
     """
 
     shard_state: ShardState
@@ -47,9 +46,10 @@ async def recover(
     producer_limits: ProducerLimits | None = None,
     outstanding: Mapping[int, int] | None = None,
 ) -> RecoveredChannel:
-    """Return the channel that `log` describes, from a checkpoint at `position` (an LC) and `tick`.
+    """Return the channel that `log` describes, from a checkpoint at `position` (a last-confirmed
+    position) and `tick`.
 
-    `outstanding` is that of the window of the term before, if this process had one.
+    `outstanding` is that of the previous term's window, if this process had one.
     Raises `Corrupt` for damage, `UnsupportedFormat` for a newer snapshot, `Truncated` when the log
     starts after `position`.
     """
@@ -57,14 +57,14 @@ async def recover(
     window = Window(producer_limits, outstanding=outstanding)
     if producers is not None:
         kind = message_id_kind(log.wal_name)
-        # In a thread: a full window takes longer than the event loop may be held.
+        # Decode in a thread: a full window takes longer than the event loop may be blocked.
         window = await in_thread(
             lambda: decode_window(producers, kind, producer_limits, outstanding=outstanding)
         )
 
     def begin_missing(commit: Message) -> None:
-        # `position` is an LC: of every transaction that commits after the checkpoint the begin is
-        # in what is read.
+        # `position` is a last-confirmed position: if a transaction commits after the checkpoint,
+        # its begin is at or after `position`.
         if commit.time_tick > tick:
             raise Corrupt(
                 f"transaction {commit.txn_id} commits at position {commit.position}, after the "
@@ -78,7 +78,7 @@ async def recover(
     next_position = position
     read = 0
     while entries := await log.read(next_position, bytes_max=READ_BYTES):
-        if commits is None:  # of what began before the first entry, the commit may lie before it
+        if commits is None:  # a transaction of an earlier begin may have committed before this read
             commits = Commits(
                 known_after=entries[0].first_tick - 1
                 if entries[0].first_position > FIRST_POSITION
@@ -90,7 +90,7 @@ async def recover(
             visible = buffer.observe(entry)
             window.observe(entry, visible)
             for message in visible:
-                state.observe(message)  # does nothing for what the snapshot has
+                state.observe(message)  # does nothing for messages that the snapshot includes
                 if isinstance(message, Message) and message.type in DDL:
                     fences[message.vchannel] = message.time_tick
         next_position = entries[-1].last_position + 1

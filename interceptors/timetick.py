@@ -1,9 +1,9 @@
-"""Gives each append its tick, and tells readers of it once it is durable and everything below it
-has ended.
+"""Gives each append its tick, and publishes it to readers once it is durable and every append below
+it has ended.
 
-From `allocate` to the log's queue nothing suspends, so position order is tick order is durability
-order. What became of a group that reached the queue its ticket alone decides, whoever still
-listens.
+Nothing suspends from `allocate` to the log's queue, so positions, ticks and durability have the
+same order. The ticket alone decides the outcome of a group that reached the queue, even if its
+caller was cancelled.
 """
 
 import asyncio
@@ -25,18 +25,20 @@ from wal.runtime import event_log
 from wal.timetick import TickAllocator, add_ms
 
 INTERVAL_S = 0.2
-"""How long an idle log may keep its readers waiting."""
+"""How often readers of an idle log get a new confirmed tick."""
 PROMISED_AHEAD_MS = 1_000
-"""An idle log syncs a page this often. The next opening's ticks begin so far ahead, or twice as far
-as a sync takes long.
+"""How far the promised tick is ahead of the newest one; an idle log syncs a page this often.
+
+The ahead time doubles while a sync takes longer than it. The next term's ticks begin above the
+promised tick.
 """
 
 _log = event_log(__name__)
 
 
 class VChannelMvcc(NamedTuple):
-    """A read of `vchannel` at `time_tick` sees all of it; when not `confirmed`, readers are not
-    there yet.
+    """A read of `vchannel` at `time_tick` sees all its changes; readers have reached that tick if
+    `confirmed`.
     """
 
     vchannel: str
@@ -45,11 +47,11 @@ class VChannelMvcc(NamedTuple):
 
 
 class MvccManager:
-    """The newest tick at which each vchannel changed in this term; `first_tick` stands for
-    everything before.
+    """The newest tick at which each vchannel changed in this term; `first_tick` stands for all
+    earlier changes.
 
-    A transaction changes its vchannels at its commit. Everything at or below `confirmed_tick` is
-    confirmed, as the ack manager says; `updates` counts how often a vchannel moved.
+    A transaction changes its vchannels at its commit. The ack manager sets `confirmed_tick`: every
+    tick at or below it is confirmed. `updates` counts the changes of ticks.
     """
 
     def __init__(self, first_tick: int) -> None:
@@ -58,9 +60,7 @@ class MvccManager:
         self.updates = 0
 
     def update(self, entry: LogEntry) -> None:
-        """Take in a durable entry, before or after it is confirmed; entries may come out of
-        order.
-        """
+        """Record a durable entry, before or after it is confirmed; entries come in any order."""
         if entry.rows is not None:
             for batch in entry.rows.batches:
                 self._changed(batch.vchannel, int(entry.rows.ticks[batch.groups[-1]]))
@@ -74,8 +74,8 @@ class MvccManager:
                 self._changed(message.vchannel, entry.time_tick)
 
     def of(self, vchannel: str) -> VChannelMvcc:
-        """Return the tick of a vchannel; one that has not changed in this term is complete at the
-        term's first tick.
+        """Return the tick of a vchannel; the term's first tick if it has not changed in this
+        term.
         """
         tick = self._ticks.get(vchannel, self._first_tick)
         return VChannelMvcc(vchannel, tick, tick <= self.confirmed_tick)
@@ -91,10 +91,10 @@ class MvccManager:
 
 
 class Acker(msgspec.Struct, eq=False):
-    """Ticks on their way to an outcome: those of an append, or a mark, which has no `entry` but is
-    waited for.
+    """Ticks whose outcome is open: those of an append, or the single one of a mark.
 
-    An append has one tick for each of its groups, from `first` to `tick`, and they end together.
+    An append has one tick for each of its groups, from `first` to `tick`, and they end together. A
+    mark has no `entry`; callers wait for its `confirmed`.
     """
 
     first: int
@@ -117,15 +117,15 @@ class AckManager:
         assert confirmed_tick > 0, "a term starts with a tick"
         self.confirmed_tick = confirmed_tick
         self.promised_tick = 0
-        """No later term goes below it, so readers may have ticks without an entry up to it; only
-        ever raised.
+        """Every later term starts above it, so readers may get ticks without an entry up to it; it
+        only rises.
         """
         self.ticks = ticks
         self._tail = tail
         self._mvcc = mvcc
         self._pending: deque[Acker] = deque()  # allocated in ascending order, hence no heap
         self._indeterminate_tick = 0
-        """The smallest tick whose outcome nobody knows, 0 while there is none."""
+        """The smallest tick whose outcome is unknown, 0 while there is none."""
 
     @property
     def oldest_pending_tick(self) -> int | None:
@@ -138,45 +138,45 @@ class AckManager:
         return len(self._pending)
 
     def allocate(self, count: int = 1) -> Acker:
-        """Return so many new ticks, which end once: by `confirm`, `fail` or `abandon`."""
+        """Return `count` new ticks; they end once, by `confirm`, `fail` or `abandon`."""
         first = self.ticks.allocate(count)
         acker = Acker(first, first + count - 1)
         self._pending.append(acker)
         return acker
 
     def confirm(self, acker: Acker, entry: LogEntry) -> None:
-        """The append is durable as `entry`."""
+        """Record that the append is durable as `entry`."""
         assert entry.time_tick == acker.tick, "an entry confirms its own tick"
         acker.entry = entry
         self._mvcc.update(entry)
         self._end(acker)
 
     def fail(self, acker: Acker) -> None:
-        """The append certainly did not happen; no reader ever hears of its tick."""
+        """Record that the append certainly did not happen; its tick is never published."""
         self._end(acker)
 
     def abandon(self, acker: Acker) -> None:
-        """Nobody knows whether the append happened: nothing at or above its tick is confirmed from
-        here on.
+        """Record that the append's outcome is unknown: from now on nothing at or above its tick is
+        confirmed.
         """
         assert not acker.ended, "an append ends once"
         self._confirm_nothing_from(acker.first)
 
     def end(self) -> None:
-        """End the term: nobody waits for one of its ticks any more; idempotent."""
+        """End the term: fail every wait for one of its ticks; idempotent."""
         self._confirm_nothing_from(self.confirmed_tick + 1)
 
     def mark(self) -> Acker | None:
-        """Return a tick above every allocated one, confirmed once those have ended; None when it is
-        not promised.
+        """Return a tick above every allocated one, confirmed once those have ended; None if it is
+        above the promised tick.
         """
         if self._indeterminate_tick:
             raise self._unreachable(self.ticks.last + 1)
         if self._pending and self._pending[-1].confirmed is not None:
-            return self._pending[-1]  # with no append between them, marks are one
+            return self._pending[-1]  # no append came since the last mark, so both are one
         mark = self.allocate()
         if mark.tick > self.promised_tick:
-            self._pending.pop()  # a tick that nobody has heard of needs no end
+            self._pending.pop()  # no caller has this tick, so it needs no end
             return None
         mark.confirmed = asyncio.get_running_loop().create_future()
         self._end(mark)
@@ -206,7 +206,7 @@ class AckManager:
         for acker in self._pending:
             if acker.tick >= tick and acker.confirmed is not None and not acker.confirmed.done():
                 acker.confirmed.set_exception(self._unreachable(acker.tick))
-                acker.confirmed.exception()  # nobody may be listening any more
+                acker.confirmed.exception()  # marks it as retrieved: its waiters may be gone
 
     def _unreachable(self, tick: int) -> OnShutdown:
         return OnShutdown(
@@ -216,7 +216,7 @@ class AckManager:
 
 
 class TimeTickInterceptor(Interceptor):
-    """The tick and the last-confirmed position of every append of one log."""
+    """Stamps every append of one log with its ticks and its last-confirmed position."""
 
     name = "timetick"
 
@@ -227,8 +227,8 @@ class TimeTickInterceptor(Interceptor):
     async def do_append(self, pack: Pack, append: AppendPack) -> None:
         """Append at new ticks, one for each group."""
         acker = self._acks.allocate(len(pack.groups))
-        # A reader of this entry resumes at the oldest open begin: all it could miss are bodies that
-        # came before.
+        # A reader of this entry resumes at the oldest open begin, so that it gets the bodies of
+        # open transactions that lie before the entry.
         pack.stamp(acker.tick, self._oldest_open_begin())
         failpoint("append.stamped")
         try:
@@ -241,7 +241,7 @@ class TimeTickInterceptor(Interceptor):
             self._acks.fail(acker)
             return
         entry = pack.entry
-        assert entry is not None, "it has its place"
+        assert entry is not None, "a pack with a ticket has its entry"
         if ticket.durable.done():
             self._acknowledge(acker, entry, ticket.durable)
         else:
@@ -259,11 +259,11 @@ class TimeTickInterceptor(Interceptor):
 
 
 class TimeTickSyncOperator:
-    """Tells readers of an idle log how far it is complete, and answers "consistent up to when?".
+    """Publishes confirmed ticks to readers of an idle log, and returns them to callers of `sync`.
 
-    Its ticks are in no entry, so before a reader hears of one the store remembers (`promise_tick`)
-    that no later term may go below it. That is written a moment ahead, by a thread: most ticks then
-    have nothing to wait for.
+    Its ticks are in no entry. So before a tick is published, the store persists (`promise_tick`)
+    that every later term starts above it. A thread writes that promise ahead of time, so most ticks
+    need not wait for it.
     """
 
     def __init__(self, acks: AckManager, *, promise_tick: Callable[[int], Awaitable[None]]) -> None:
@@ -272,13 +272,13 @@ class TimeTickSyncOperator:
         self._promising = asyncio.Lock()
 
     async def sync(self) -> int:
-        """Return a new confirmed tick, above every append that was acknowledged before the call;
-        readers have been told.
+        """Return a new confirmed tick, above every append that was acknowledged before the call.
 
-        Raises `OnShutdown` when an append in flight has no known outcome, and what keeps the store
-        from promising.
+        The tick is published to readers on return. Raises `OnShutdown` when the outcome of an
+        append in flight is unknown, and the store's error when it cannot persist the promise.
         """
-        # on an idle log nothing else suspends, and a loop of this would let nobody run
+        # On an idle log nothing below suspends: without this, calls in a loop would starve all
+        # other tasks.
         await asyncio.sleep(0)
         ahead_ms = PROMISED_AHEAD_MS
         while (mark := self._acks.mark()) is None:
@@ -287,22 +287,22 @@ class TimeTickSyncOperator:
                     promised_tick = add_ms(tick, ahead_ms)
                     await self._promise_tick(promised_tick)
                     self._acks.promised_tick = promised_tick
-            ahead_ms *= 2  # the clock is past it already when the disk took longer
-        assert mark.confirmed is not None, "a mark is waited for"
+            ahead_ms *= 2  # if the sync took longer than this, the clock has passed the promise
+        assert mark.confirmed is not None, "a mark has a future"
         await asyncio.shield(mark.confirmed)
         return mark.tick
 
 
 class TimeTickInspector:
-    """Syncs an idle log at an interval; made and used on the event loop."""
+    """Syncs a log at an interval; made and used on the event loop."""
 
     def __init__(self, operator: TimeTickSyncOperator, *, interval_s: float = INTERVAL_S) -> None:
         self._operator = operator
         self._interval_s = interval_s
 
     async def run(self, append: Append) -> None:
-        """Sync until cancelled, or until the log takes no more: closed, fenced, or failed in a
-        write.
+        """Sync until cancelled, or until the log takes no more appends: it is closed, fenced, or
+        failed in a write.
         """
         while True:
             await anyio.sleep(self._interval_s)
@@ -311,5 +311,5 @@ class TimeTickInspector:
             except StreamingNodeError as error:
                 if error.ends is not Ends.CALL:
                     return
-                # the floor cannot be written now; the next interval tries again
+                # the promise cannot be written now; the next interval tries again
                 _log.warning("tick_not_written", error=str(error))

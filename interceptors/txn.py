@@ -1,9 +1,9 @@
-"""Transactions on the append path: ids, the open sessions of one log, who may still commit, and
-what rolls back the rest.
+"""Transactions on the append path: their ids, the open sessions of one log, and the rollback of
+sessions that can no longer commit.
 
-A buffered transaction is one group of rows, takes place at its tick, which is its id, and needs no
-session. Bodies, commit and rollback of a streamed one move its session. Nothing here suspends
-before the log has them.
+A buffered transaction is one group of rows. It takes effect at its tick, which is its id, and needs
+no session. Bodies, commit and rollback of a streamed transaction move its session. Nothing here
+suspends before the log has them.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ from wal.queue import Budget
 from wal.timetick import physical_ms
 
 COMMITS_MAX = 4096
-"""More than a client may have in doubt; an id costs some 100 bytes."""
+"""More commits than a client may have in doubt; an id takes some 100 bytes."""
 EXPIRY_INTERVAL_S = 0.2
-"""How long after its keepalive an idle transaction may still hold things back; also the pause after
-a refused rollback.
+"""How long after its keepalive an idle transaction may still delay readers and truncation; also the
+pause after a refused rollback.
 """
 
 _CONTROL = frozenset({MessageType.BEGIN_TXN, MessageType.COMMIT_TXN, MessageType.ROLLBACK_TXN})
@@ -47,11 +47,9 @@ _IS_TRANSACTION = attrgetter("is_transaction")
 
 
 class Commits:
-    """The ids of the latest commits, so that a commit that is repeated hears what became of the
-    first.
+    """The ids of the latest commits, so that a repeated commit gets the result of the first.
 
-    At or below `known_after` nobody can say any more whether another one committed, and nobody
-    guesses.
+    For any other id at or below `known_after` it is unknown whether the transaction committed.
     """
 
     def __init__(self, *, known_after: int = 0) -> None:
@@ -59,7 +57,7 @@ class Commits:
         self._ids: OrderedDict[int, None] = OrderedDict()
 
     def add(self, txn_id: int) -> None:
-        """Remember a commit, and forget the oldest one for it when there are too many."""
+        """Remember a commit, and remove the oldest one when there are more than `COMMITS_MAX`."""
         self._ids[txn_id] = None
         if len(self._ids) > COMMITS_MAX:
             forgotten, _ = self._ids.popitem(last=False)
@@ -70,18 +68,18 @@ class Commits:
 
 
 def steady_ms() -> int:
-    """Return milliseconds from an arbitrary start, by a clock that nobody sets."""
+    """Return milliseconds of the monotonic clock."""
     return time.monotonic_ns() // 1_000_000
 
 
 class TxnInterceptor(Interceptor):
     """The sessions of one log, oldest first, on its append path. Lives on the event loop; `now_ms`
-    never leaps.
+    is a monotonic clock.
 
     It starts with the transactions that the log leaves open at `at_tick`; `fences` maps vchannels
-    to the tick of their last exclusive message. All bodies count against `memory`, which is the
-    node's, until their transactions or the term end. What is open then stays open in the log, and
-    the next term goes on with it (`go_on_from`).
+    to the tick of their last exclusive message. All bodies count against the node's `memory`, until
+    their transactions or the term end. Transactions that are open at the end of the term stay open
+    in the log, and the next term continues them (`go_on_from`).
     """
 
     name = "txn"
@@ -107,26 +105,26 @@ class TxnInterceptor(Interceptor):
         self._commits = Commits() if commits is None else commits
         self._sessions: dict[int, Session] = {}
         self._begins: dict[int, Pack | int] = {}
-        """By id: where the begin lies, or the pack that has its place once it is in the log's
-        queue.
+        """By id: the position of the begin, or its pack, whose ticket has the position once it is
+        in the log's queue.
         """
         self._drained: dict[int, asyncio.Future[None]] = {}
-        """By id: what a commit waits for whose bodies are on their way."""
+        """By id: the future that a commit waits for while bodies are in flight."""
         for begin, bodies in open_transactions:
             self._recover(begin, bodies, at_tick)
         self._fences: Mapping[str, int] = fences or {}
-        """By vchannel: the tick of its last exclusive message, as far as a live session may span
-        it.
+        """By vchannel: the tick of its last exclusive message, while an open session may be older
+        than that.
         """
 
     @property
     def sessions(self) -> tuple[Session, ...]:
-        """The open ones, oldest first; to be looked at."""
+        """The open sessions, oldest first; read-only."""
         return tuple(self._sessions.values())
 
     @property
     def size_bytes(self) -> int:
-        """The sizes of all open transactions added up."""
+        """The total size of all open transactions."""
         return sum(session.size_bytes for session in self._sessions.values())
 
     def oldest_open_begin(self) -> int | None:
@@ -143,8 +141,8 @@ class TxnInterceptor(Interceptor):
         return self._sessions[txn_id].bodies
 
     def scope_of(self, pack: Pack) -> list[str]:
-        """Return the vchannels a pack concerns: of its rows or its messages, and of the transaction
-        it commits.
+        """Return the vchannels a pack concerns: those of its rows or messages, and those of the
+        transaction it commits.
         """
         if pack.first_type is None:
             scopes = {piece.target.vchannels for group in pack.groups for piece in group.pieces}
@@ -159,9 +157,9 @@ class TxnInterceptor(Interceptor):
     # --- on the append path -----------------------------------------------------------------------
 
     def do_append(self, pack: Pack, append: AppendPack) -> Coroutine[object, None, None]:
-        """Stamp the transaction id and keep the session's books."""
+        """Stamp the transaction id and update the session."""
         kind = pack.first_type
-        if kind is None:  # rows that are a whole by themselves: nothing to do afterwards
+        if kind is None:  # packed rows have no session
             return (
                 self._buffered(pack, append)
                 if any(map(_IS_TRANSACTION, pack.groups))
@@ -169,7 +167,7 @@ class TxnInterceptor(Interceptor):
             )
         if kind in _CONTROL:
             assert [message.vchannel for message in pack.messages] == [ALL_VCHANNELS], (
-                "it comes alone"
+                "a begin, commit or rollback is one message to all vchannels"
             )
             if kind is MessageType.BEGIN_TXN:
                 return self._begin(pack, append)
@@ -221,7 +219,7 @@ class TxnInterceptor(Interceptor):
     async def _bodies(self, pack: Pack, append: AppendPack) -> None:
         txn_id = pack.messages[0].txn_id
         assert all(message.txn_id == txn_id and message.type in DML for message in pack.messages), (
-            "bodies come apart"
+            "a group of bodies is of one transaction"
         )
         session = self._session(txn_id)
         bodies = [Change.of(message) for message in pack.messages]
@@ -230,8 +228,8 @@ class TxnInterceptor(Interceptor):
         if session.state is SessionState.IN_FLIGHT and session.overflows(bodies):
             self._fail(session, Failure.TOO_LARGE)
         if session.state is SessionState.IN_FLIGHT and not self._memory.has_room(size_bytes):
-            # Never waited for: room comes from other transactions, whose callers may be waiting in
-            # the same way.
+            # Refuse instead of waiting: only other transactions free room, and their callers might
+            # wait for room too, which would be a deadlock.
             raise Overloaded(
                 f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not "
                 "fit — "
@@ -266,9 +264,9 @@ class TxnInterceptor(Interceptor):
         except Redo:
             session.apply(SessionEvent.SENT_BACK)
             raise
-        except BaseException:  # cancelled is refused too: what waits here is before the log's queue
-            # One that the log had and could not write stays open: the log is opened again, which
-            # starts with new sessions.
+        except BaseException:  # a commit cancelled before the log's queue counts as refused
+            # A commit that the log had and could not write stays open: the log is opened again,
+            # which starts with new sessions.
             if pack.ticket is None:
                 session.fail(Failure.COMMIT_FAILED)
                 self._failed.set()
@@ -278,7 +276,7 @@ class TxnInterceptor(Interceptor):
 
     async def _rollback(self, pack: Pack, append: AppendPack) -> None:
         session = self._session(pack.messages[0].txn_id)
-        # bodies on their way come before it in the log, so nothing waits
+        # bodies in flight come before it in the log, so the rollback need not wait
         session.apply(SessionEvent.ROLLBACK)
         try:
             failpoint("txn.rolling_back")
@@ -293,7 +291,7 @@ class TxnInterceptor(Interceptor):
     # --- what ends a session without its client ---------------------------------------------------
 
     def overtake(self, vchannels: Iterable[str], tick: int) -> None:
-        """Let no session that began before the exclusive message at `tick` commit at its
+        """Fail sessions that began before the exclusive message at `tick` and write to its
         vchannels.
         """
         oldest = next(iter(self._sessions), tick)
@@ -304,16 +302,18 @@ class TxnInterceptor(Interceptor):
             self._judge(session, session.vchannels)
 
     async def run(self, append: Append) -> None:
-        """Expire sessions and roll back failed ones, until cancelled or until the log takes no
-        more.
+        """Expire sessions and roll back failed ones, until cancelled or until the log takes no more
+        appends.
 
-        It does not give up before: only a rollback lets readers drop a transaction, and its log be
-        truncated.
+        A refused rollback is tried again: only a rollback lets readers drop a transaction, and the
+        log be truncated past its begin.
         """
         await repeat(partial(self.roll_back_due, append), self._failed, EXPIRY_INTERVAL_S)
 
     async def roll_back_due(self, append: Append) -> int:
-        """Expire what is due and roll back what has failed; return how often the log took it.
+        """Expire the sessions that are due and roll back the failed ones; return the number of
+        rollbacks in the log.
+
         Raises errors that end more than their call.
         """
         self.expire()
@@ -333,32 +333,33 @@ class TxnInterceptor(Interceptor):
                 )
                 rolled_back += 1
             except StreamingNodeError as error:
-                if error.ends is not Ends.CALL:  # otherwise the next look tries again
+                if error.ends is not Ends.CALL:  # otherwise the next run tries again
                     raise
         return rolled_back
 
     def expire(self) -> None:
-        """Fail every session whose time is over, by idleness or age."""
+        """Fail every session that is idle for too long or too old."""
         for session in self._sessions.values():
             self._judge(session, ())
 
     def end(self) -> None:
-        """Hold no memory any more: the term is over, and the next one counts what it finds in the
-        log. Idempotent.
+        """Release all memory at the end of the term: the next term counts the bodies it finds in
+        the log. Idempotent.
         """
         if self._begins:
             self._memory.give_back(self.size_bytes)
             self._begins.clear()
 
     def go_on_from(self, earlier: "TxnInterceptor") -> None:
-        """Have transactions be as old and as idle as the term before in this process knew them, by
-        the same clock.
+        """Take the age and idle time of transactions from the previous term in this process, which
+        used the same clock.
         """
         for known in earlier.sessions:
             if (session := self._sessions.get(known.txn_id)) is not None:
                 session.begun_ms = known.begun_ms
                 session.active_ms = known.active_ms
-                if known.failure is Failure.TOO_LARGE:  # it lacks rows; other failures show again
+                # It lacks rows in the log, so this failure would be lost; all others recur.
+                if known.failure is Failure.TOO_LARGE:
                     self._fail(session, Failure.TOO_LARGE)
 
     # --- inside -----------------------------------------------------------------------------------
@@ -381,14 +382,14 @@ class TxnInterceptor(Interceptor):
         )
 
     def _judge(self, session: Session, vchannels: Iterable[str]) -> None:
-        """Fail the session if its time is over or a fence is above its begin; the transition that
-        follows raises.
+        """Fail the session if it is expired or a fence is above its begin; the caller's transition
+        then raises.
         """
         if session.state not in OPEN:
             return
         failure = session.due(self.now_ms())
         if failure is Failure.EXPIRED and (asked_ms := self._asked_ms(session.txn_id)) is not None:
-            # who waits for room or a segment is not idle, however long the disk takes
+            # a client that waits for room or a segment is not idle, even on a slow disk
             failure = session.due(asked_ms)
         if failure is not None:
             self._fail(session, failure)
@@ -398,7 +399,7 @@ class TxnInterceptor(Interceptor):
     def _fail(self, session: Session, failure: Failure) -> None:
         session.fail(failure)
         self._failed.set()
-        self._let_commit_come_again(session)  # to hear the verdict
+        self._let_commit_come_again(session)  # the waiting commit then raises the failure
 
     def _let_commit_come_again(self, session: Session) -> None:
         drained = self._drained.pop(session.txn_id, None)
@@ -414,8 +415,8 @@ class TxnInterceptor(Interceptor):
         now_ms = self.now_ms()
         at_ms = physical_ms(at_tick)
         ends = (begin, bodies[-1] if bodies else begin)
-        # Over a restart only ticks can tell; a client may go on if its keepalive has not passed
-        # meanwhile.
+        # Over a restart only ticks give the time; a client may go on if its keepalive has not
+        # passed meanwhile.
         begun_ms, active_ms = (
             now_ms - max(0, at_ms - physical_ms(each.time_tick)) for each in ends
         )

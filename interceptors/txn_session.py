@@ -1,9 +1,10 @@
-"""One streamed transaction as a state machine. Pure: times come in as arguments, waits and the log
-are elsewhere.
+"""One streamed transaction as a state machine. Pure: times come in as arguments; waits and the log
+are in `txn`.
 
-IN_FLIGHT takes bodies. A commit waits until no body is on its way (ON_COMMIT), then is in the log's
-hands (COMMITTING), where only the log's answer counts. A session that may not commit any more is
-FAILED until a rollback is in the log. When its end is in the log, the session is forgotten.
+IN_FLIGHT takes bodies. A commit waits until no body is in flight (ON_COMMIT). Then the log has it
+(COMMITTING), and only the log's result ends that state. A session that can no longer commit is
+FAILED until its rollback is in the log. Once its commit or rollback is in the log, the session is
+removed.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from wal.message import MESSAGE_OVERHEAD_BYTES, Change
 
 
 class SessionState(Enum):
-    """Where a transaction stands."""
+    """The state of a transaction."""
 
     IN_FLIGHT = auto()
     ON_COMMIT = auto()
@@ -52,14 +53,14 @@ TRANSITIONS: dict[tuple[SessionState, SessionEvent], SessionState] = {
 }
 
 CLIENT_EVENTS = frozenset({_E.BODY, _E.COMMIT, _E.ROLLBACK})
-"""A client may ask for these at a wrong time; the others out of place are our bugs."""
+"""A client may request these in a wrong state; any other illegal event is our bug."""
 
 OPEN = frozenset({_S.IN_FLIGHT, _S.ON_COMMIT})
-"""A session may still fail: it is in nobody else's hands."""
+"""States in which a session may still fail: neither its commit nor its rollback went to the log."""
 
 
 class Failure(Enum):
-    """Why a transaction may not commit any more; the value is the reason its rollback carries."""
+    """Why a transaction can no longer commit; the value is the reason in its rollback message."""
 
     EXPIRED = "no body within its keepalive"
     TOO_OLD = "over its maximum age"
@@ -71,7 +72,7 @@ class Failure(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TxnLimits:
-    """Bounds of streamed transactions; the keepalive is what a begin gets that names none."""
+    """Bounds of streamed transactions; a begin that names no keepalive gets the default."""
 
     keepalive_ms_default: int = 10_000
     age_s_max: float = 600  # an open transaction holds back truncation
@@ -83,8 +84,8 @@ class TxnLimits:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One transaction; `bodies` are in log order. Milliseconds are those of a clock that never
-    leaps (ADR 0013).
+    """One transaction; `bodies` are in log order. Milliseconds are of a monotonic clock
+    (ADR 0013).
     """
 
     txn_id: int  # the tick of its begin
@@ -104,8 +105,9 @@ class Session:
         return frozenset(body.vchannel for body in self.bodies)
 
     def apply(self, event: SessionEvent) -> None:
-        """Move along `TRANSITIONS`. Raises a typed error for a client's event out of place, and
-        changes nothing then.
+        """Move along `TRANSITIONS`.
+
+        Raises a typed error for a client's illegal event; the session is then unchanged.
         """
         after = TRANSITIONS.get((self.state, event))
         if after is None:
@@ -126,7 +128,7 @@ class Session:
             return None
         if now_ms - self.begun_ms >= self.limits.age_s_max * 1000:
             return Failure.TOO_OLD
-        # Not while a body is on its way: a slow disk is no idle client.
+        # A client with a body in flight is not idle: it waits for the disk.
         if not self.in_flight and now_ms - self.active_ms >= self.keepalive_ms:
             return Failure.EXPIRED
         return None
@@ -140,21 +142,19 @@ class Session:
         )
 
     def fail(self, failure: Failure) -> None:
-        """Let the session never commit; a rollback has to follow."""
+        """Make the session unable to commit; a rollback has to follow."""
         self.apply(SessionEvent.FAIL)
         self.failure = self.failure or failure
 
     def add_bodies(self, bodies: list[Change]) -> None:
-        """Take bodies that are on their way, in log order. Raises a typed error when the session
-        takes none.
-        """
+        """Add bodies in flight, in log order. Raises a typed error when the session takes none."""
         self.apply(SessionEvent.BODY)
         self.bodies += bodies
         self.size_bytes += size_of_bodies(bodies)
         self.in_flight += 1
 
     def drop_bodies(self, bodies: list[Change]) -> None:
-        """Take back the bodies last added: the log never had them."""
+        """Remove the bodies last added: the log never had them."""
         assert self.bodies[-len(bodies) :] == bodies, (
             "bodies are refused in the step that added them"
         )
@@ -162,8 +162,9 @@ class Session:
         self.size_bytes -= size_of_bodies(bodies)
 
     def bodies_ended(self, acknowledged_ms: int | None) -> bool:
-        """Count one append of bodies as ended, None: failed; return whether none is on its way any
-        more.
+        """Count one append of bodies as ended; return whether none is in flight any more.
+
+        `acknowledged_ms` is None when it failed.
         """
         assert self.in_flight > 0, "an append of bodies ends once"
         self.in_flight -= 1
@@ -172,11 +173,11 @@ class Session:
         return not self.in_flight
 
     def request_commit(self) -> bool:
-        """Ask for the commit; return whether it may go to the log now, or has to wait for bodies on
-        their way.
+        """Request the commit; return True if it may go to the log now, False if it has to wait for
+        bodies in flight.
         """
-        # Asked again after a wait, and by a client whose first commit gave up waiting: the first
-        # handed over is the commit.
+        # This may be called again: after a wait, and by a client whose first commit timed out. The
+        # first request that is handed over is the commit.
         self.apply(SessionEvent.COMMIT)
         if self.in_flight:
             return False
@@ -185,5 +186,5 @@ class Session:
 
 
 def size_of_bodies(bodies: list[Change]) -> int:
-    """Return what bodies count for in the size of a transaction."""
+    """Return the size of bodies as it counts against the limit of a transaction."""
     return sum(body.payload_bytes for body in bodies) + MESSAGE_OVERHEAD_BYTES * len(bodies)

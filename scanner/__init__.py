@@ -1,3 +1,3 @@
-"""Reading a log: deliver policies, catch-up and tailing, ordering, transaction assembly, filters,
+"""Reads a log: deliver policies, catch-up and tailing, ordering, transaction assembly, filters,
 named readers.
 """

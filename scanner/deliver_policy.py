@@ -1,4 +1,4 @@
-"""What a reader is opened with, and the errors of its name. `scanner.source` finds the place."""
+"""Where a reader starts, and the errors of named readers. `scanner.source` finds the position."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,7 +11,7 @@ from wal.position import MessageId, message_id_kind
 from wal.timetick import tick_given
 
 PlainPlace = tuple[str, int] | int | None
-"""The kind of log and the position of a message, or a tick."""
+"""The kind of log and the position of a message, a tick, or None."""
 
 
 class ReaderBusy(StreamingNodeError):
@@ -21,14 +21,14 @@ class ReaderBusy(StreamingNodeError):
 
 
 class ReaderNotFound(StreamingNodeError):
-    """The collection has no reader of this name that keeps its place."""
+    """The collection has no named reader of this name."""
 
-    next_step = "choose one that is there"
+    next_step = "choose an existing reader"
 
 
 @unique
 class Start(Enum):
-    """What a policy starts with."""
+    """The kind of place a policy starts at."""
 
     ALL = "all"
     LATEST = "latest"
@@ -38,8 +38,9 @@ class Start(Enum):
 
 
 class StartingPoint(NamedTuple):
-    """Read from `position`; deliver what has a tick above `after_tick`. Where a reader resumes, or
-    a policy starts.
+    """Read from `position` and deliver messages with a tick above `after_tick`.
+
+    A reader resumes at one, and each policy leads to one.
     """
 
     position: int
@@ -73,24 +74,21 @@ class DeliverPolicy:
 
     @staticmethod
     def latest() -> "DeliverPolicy":
-        """Start with what is confirmed after the reader was opened."""
+        """Start with messages that are confirmed after the reader was opened."""
         return DeliverPolicy(Start.LATEST)
 
     @staticmethod
     def start_from(message_id: MessageId) -> "DeliverPolicy":
-        """Start with this message: it and everything with a higher tick is delivered.
-
-        Opening the reader raises `Truncated` when the message is no longer kept.
-        """
+        """Start with this message: deliver it and everything with a higher tick."""
         return DeliverPolicy(Start.FROM, _checked_id(message_id))
 
     @staticmethod
     def start_after(after: MessageId | int | datetime) -> "DeliverPolicy":
-        """Start after a message, a time tick or a time: everything with a higher tick is delivered.
+        """Start after a message, a time tick or a time: deliver everything with a higher tick.
 
-        A tick before the collection was created is fine: its creation is then the first
-        message. Messages of an earlier collection of the same name are not delivered.
-        Opening the reader raises `Truncated` when something after it may no longer be kept.
+        A tick before the collection's creation is valid: the creation is then the first message.
+        Messages of an earlier collection of the same name are not delivered. Opening the reader
+        raises `Truncated` when a message after the given point may no longer be kept.
         """
         if isinstance(after, MessageId):
             return DeliverPolicy(Start.AFTER, _checked_id(after))
@@ -98,19 +96,19 @@ class DeliverPolicy:
 
     @staticmethod
     def of_plain(start: str, at: PlainPlace) -> "DeliverPolicy":
-        """Return the policy whose `plain` this is. Raises `InvalidArgument`."""
+        """Return the policy with this `plain` form. Raises `InvalidArgument`."""
         try:
             return DeliverPolicy(
                 Start(start), message_id_kind(at[0])(at[1]) if isinstance(at, tuple) else at
             )
         except ValueError as error:
             raise InvalidArgument(
-                f"no reader starts so: {error} — use a policy that DeliverPolicy makes"
+                f"invalid deliver policy: {error} — use one that DeliverPolicy makes"
             ) from error
 
     @property
     def plain(self) -> tuple[str, PlainPlace]:
-        """Its start, and where that is, as they cross a connection."""
+        """The wire form: the kind of start, and the place."""
         at = self.at
         return self.start.value, (at.wal_name, at.position) if isinstance(at, MessageId) else at
 
@@ -126,6 +124,6 @@ def _checked_id(message_id: object) -> MessageId:
         )
     if not isinstance(message_id.position, int) or message_id.position < 1:
         raise InvalidArgument(
-            f"{message_id} names no message: positions start at 1 — start at the first message"
+            f"{message_id} is not valid: positions start at 1 — start at the first message"
         )
     return message_id

@@ -1,9 +1,9 @@
-"""Named readers: a position in a log that survives restarts, and the lease that keeps truncation
-behind it.
+"""Named readers: each keeps a position in a log across restarts, and a lease that stops truncation
+at it.
 
-A reader is of one collection or of several, and on each of them no other has its name. A position
-only moves forward. The lease is what is durable, never what is being written: after a crash the
-reader resumes there.
+A reader belongs to one or several collections, and its name is unique in each of them. A position
+moves forward, except by `move`. The lease follows the durable position, not one that is being
+written: after a crash the reader resumes at the durable position.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ class ReaderPosition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KnownReader(NamedTuple):
-    """A named reader: the ids of its collections, where it resumes, and whether somebody has it
-    open, or is about to.
+    """A named reader: the ids of its collections, its position, and whether it is open or being
+    opened, moved or deleted.
     """
 
     collections: frozenset[int]
@@ -47,28 +47,25 @@ class KnownReader(NamedTuple):
 
 
 class NamedReaders:
-    """The named readers of all collections of one node; lives on the event loop. `load` comes
-    first.
+    """The named readers of all collections of one node. Lives on the event loop; call `load` first.
 
-    `live` gives the names of the collections that exist, by id. Readers without one hold nothing:
-    nobody can open them.
+    `live` returns the names of the existing collections, by id. A reader whose collections are all
+    gone holds no lease: it cannot be opened.
     """
 
     def __init__(self, state: StateMap, live: Callable[[], Mapping[int, str]]) -> None:
         self._state = state
         self._live = live
         self._positions: dict[str, ReaderPosition] = {}
-        # None while a reader is being opened or deleted
+        # None while a reader is being opened, moved or deleted
         self._open: dict[str, NamedReader | None] = {}
         self._in_doubt: set[str] = set()
-        """Readers of which nobody knows whether the store has them: saved again when they are
-        opened, held until then.
+        """Readers with a write of unknown outcome: the next opening saves them again; their lease
+        stays until then.
         """
 
     async def load(self) -> None:
-        """Read the positions that earlier runs left. Raises `Corrupt` for one that cannot be
-        read.
-        """
+        """Read the stored positions. Raises `Corrupt` for one that does not decode."""
         stored = await self._state.scan(_PREFIX)
         self._positions = {key: _decode_position(key, value) for key, value in stored.items()}
 
@@ -83,21 +80,21 @@ class NamedReaders:
         return min(needed, default=None)
 
     def find(self, collections: Collection[int], name: str) -> ReaderPosition | None:
-        """Return the durable position of the reader of these collections that has this name; None
-        when there is none.
+        """Return the durable position of the reader with this name and these collections; None
+        without one.
 
-        Raises `InvalidArgument` when the reader that has this name on one of them has others that
-        exist.
+        Raises `InvalidArgument` when a reader of this name is on one of them, but its existing
+        collections are others.
         """
         return self._positions.get(self._key(collections, name))
 
     async def open(
         self, collections: Collection[int], name: str, *, start: ReaderPosition
     ) -> "NamedReader":
-        """Return the reader, at its stored position, or at `start` when it is new; durable when
-        this returns.
+        """Return the reader at its stored position, or at `start` when it is new. It is durable on
+        return.
 
-        Raises `ReaderBusy` while it is open elsewhere, and `InvalidArgument` as `find` does.
+        Raises `ReaderBusy` while the reader is open, and `InvalidArgument` as `find` does.
         """
         with self._reserved(key := self._key(collections, name)):
             if key not in self._positions or key in self._in_doubt:
@@ -106,29 +103,28 @@ class NamedReaders:
         return reader
 
     async def delete_reader(self, collection_id: int, name: str) -> bool:
-        """Forget a collection's reader, which may have others too, and its lease; returns whether
-        there was one.
+        """Delete the reader that has this name on a collection, for all of its collections, and its
+        lease; return whether it existed.
 
-        Raises `ReaderBusy` while it is open. Cancelled, it may still take place.
+        Raises `ReaderBusy` while it is open. A cancelled call may still take effect.
         """
         return await carry_on(self._delete(collection_id, name))
 
     async def move(self, collection_id: int, name: str, to: ReaderPosition) -> None:
-        """Have a collection's reader resume at `to`, ahead of its place or behind it; durable when
-        this returns.
+        """Set the position of a collection's reader to `to`, forward or back; durable on return.
 
-        Raises `ReaderBusy` while it is open, `ReaderNotFound` when there is none. Cancelled, it may
-        still take place.
+        Raises `ReaderBusy` while the reader is open, `ReaderNotFound` when it does not exist. A
+        cancelled call may still take effect.
         """
         await carry_on(self._move(collection_id, name, to))
 
     def known(self) -> Iterator[KnownReader]:
-        """Yield every reader that holds the log."""
+        """Yield every named reader."""
         for key, at in self._positions.items():
             yield KnownReader(_collection_ids(key), key.rpartition("/")[2], at, key in self._open)
 
     async def forget_dropped(self) -> None:
-        """Forget the readers without a collection that exists; none is open yet."""
+        """Delete the readers whose collections are all gone. Call it before any reader is open."""
         live = self._live()
         keys = [key for key in self._positions if not _is_live(key, live)]
         if keys:
@@ -143,13 +139,13 @@ class NamedReaders:
                 await reader.close()
 
     async def save(self, key: str, position: ReaderPosition) -> None:
-        """Make a reader's position durable, and move its lease there."""
+        """Make a reader's position durable, then move its lease there."""
         await self._state.put({key: msgspec.msgpack.encode(position)})
         self._positions[key] = position
         self._in_doubt.discard(key)
 
     def release(self, key: str) -> None:
-        """Let a closed reader be opened again."""
+        """Allow a closed reader to be opened again."""
         self._open.pop(key, None)
 
     async def _delete(self, collection_id: int, name: str) -> bool:
@@ -169,18 +165,18 @@ class NamedReaders:
             await self._put(key, to)
 
     async def _put(self, key: str, to: ReaderPosition) -> None:
-        """Have a reader resume at `to`, whether it is new or not."""
+        """Set the position of a new or existing reader."""
         before = self._positions.get(key)
         was_in_doubt = key in self._in_doubt
-        # Whichever the store has after a crash, the log has to be there: the lower one is held
-        # until it is known, also when nobody knows whether the write took place: cancelled, or
-        # indeterminate.
+        # After a crash the store may have either position, so the log must be kept from the lower
+        # one. The lease stays there until the outcome is known: a cancelled or indeterminate write
+        # leaves it open.
         self._positions[key] = min(before or to, to, key=lambda at: at.position)
         self._in_doubt.add(key)
         try:
             await self.save(key, to)
         except StreamingNodeError as error:
-            # nothing was done: the store has what it had, known or not
+            # the write did not happen: restore the earlier state, in doubt or not
             if error.retryable != "indeterminate":
                 if before is None:
                     del self._positions[key]
@@ -198,7 +194,7 @@ class NamedReaders:
                 names = ", ".join(live[each] for each in sorted(known))
                 raise InvalidArgument(
                     f"reader {name!r} is of the collections {names} — open it with these, use "
-                    "another name, or remove it"
+                    "another name, or delete it"
                 )
             return key
         return _key(collections, name)
@@ -207,7 +203,7 @@ class NamedReaders:
         return next(self._keys_of({collection_id}, name), _key({collection_id}, name))
 
     def _keys_of(self, collections: Collection[int], name: str) -> Iterator[str]:
-        """Yield the readers of this name that have one of these collections, known or being
+        """Yield the keys of readers with this name on one of these collections, stored or being
         opened.
         """
         for key in self._positions.keys() | self._open.keys():
@@ -216,7 +212,7 @@ class NamedReaders:
 
     @contextmanager
     def _reserved(self, key: str) -> Iterator[None]:
-        """Keep others from a reader while it is opened, moved or deleted."""
+        """Reserve a reader while it is opened, moved or deleted. Raises `ReaderBusy`."""
         if key in self._open:
             name = key.rpartition("/")[2]
             raise ReaderBusy(
@@ -244,10 +240,10 @@ class NamedReader:
         """The durable position; a scan starts here."""
 
     async def ack(self, position: int, tick: int) -> None:
-        """Resume from `position` above `tick` from now on; returns when that is durable.
+        """Resume from `position` above `tick` after a restart; returns once that is durable.
 
-        A tick below the position's changes nothing. Acks that come in during a write share the next
-        one. Cancelling leaves the outcome open. Raises `OnShutdown` when closed.
+        A tick at or below the reader's changes nothing. Acks that arrive during a write share the
+        next one. Cancelling leaves the outcome open. Raises `OnShutdown` when closed.
         """
         if self._closed:
             raise OnShutdown("the named reader is closed")
@@ -258,17 +254,17 @@ class NamedReader:
             writing = self._writing = self._writing or asyncio.get_running_loop().create_task(
                 self._write()
             )
-            writing.add_done_callback(mark_heard)  # this caller may be gone by then
+            writing.add_done_callback(mark_heard)  # this caller may be cancelled by then
             await asyncio.wait((writing,))
             writing.result()
 
     async def close(self) -> None:
-        """Wait for the acks under way, each with its write, and let the name be opened again;
-        idempotent.
+        """Wait for the acks under way and their writes, then allow the name to be opened again.
+        Idempotent.
         """
         self._closed = True
         while (writing := self._writing) is not None and not writing.done():
-            # who waits for the next write begins it before this goes on
+            # a waiting `ack` starts the next write before this task resumes
             await asyncio.wait((writing,))
         self._readers.release(self._key)
 
@@ -297,4 +293,4 @@ def _decode_position(key: str, value: bytes) -> ReaderPosition:
     try:
         return msgspec.msgpack.decode(value, type=ReaderPosition)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"the position stored under {key} is no reader position: {error}") from error
+        raise Corrupt(f"the reader position stored under {key} does not decode: {error}") from error

@@ -1,8 +1,8 @@
-"""What a reader is given and when: in the order of ticks, once a tick says that nothing lower
+"""Orders entries by tick and filters them: an entry passes once a tick confirms that nothing lower
 follows. No I/O.
 
-The log stores of this project deliver in tick order already, and then reordering costs next to
-nothing; the promise to readers does not depend on it.
+This project's log stores already deliver in tick order, which makes reordering nearly free. The
+ordering promise to readers does not depend on it.
 """
 
 from bisect import bisect_right
@@ -16,9 +16,7 @@ from wal.message import ALL_VCHANNELS, Message, TransactionMessage
 
 
 class ReorderBuffer:
-    """Entries above the last tick popped, by the tick of their last group: ticks are never given
-    twice.
-    """
+    """Entries above the last popped tick, by the tick of their last group; ticks are unique."""
 
     __slots__ = ("_entries", "last_tick")
 
@@ -27,13 +25,13 @@ class ReorderBuffer:
         self.last_tick = 0
 
     def push(self, entry: LogEntry) -> None:
-        """Take an entry, unless it is here already, or too late to be delivered in order."""
+        """Add an entry, unless it is a duplicate or too late to be delivered in order."""
         if entry.time_tick > self.last_tick:
             self._entries.setdefault(entry.time_tick, entry)
 
     def pop_until(self, tick: int) -> list[LogEntry]:
-        """Return the entries at or below a confirmed tick, ascending; a tick that is no news is
-        ignored.
+        """Remove and return the entries at or below a confirmed tick, ascending; none when it is
+        not new.
         """
         if tick <= self.last_tick:
             return []
@@ -43,12 +41,12 @@ class ReorderBuffer:
 
 
 class ScanFilter:
-    """What one reader wants, decided on whole messages: a transaction that touches a wanted
+    """The filter of one reader. It passes whole messages: a transaction that touches a wanted
     vchannel comes whole.
 
-    `vchannels` and `types` None means any; a message for all vchannels is on each of them. Types
-    apply to plain messages only; listing a system type raises `InvalidArgument`. Ticks pass above
-    `after_tick`, those stored in the log never.
+    None for `vchannels` or `types` means any. A message for all vchannels is on each of them. Types
+    filter plain messages only; listing a system type raises `InvalidArgument`. Only messages above
+    `after_tick` pass; time ticks stored in the log never pass.
     """
 
     __slots__ = ("_types", "_vchannels", "after_tick")
@@ -63,14 +61,16 @@ class ScanFilter:
         if types is not None and types & SYSTEM:
             names = ", ".join(sorted(kind.name for kind in types & SYSTEM))
             raise InvalidArgument(
-                f"{names} cannot be filtered by — transactions and ticks reach every reader"
+                f"types cannot name {names} — transactions and ticks reach every reader"
             )
         self._vchannels = vchannels
         self._types = types
         self.after_tick = after_tick
 
     def select(self, visible: Sequence[Visible], time_tick: int) -> Sequence[Visible]:
-        """Return what of one entry passes, in order; `time_tick` is that of its last group."""
+        """Return the messages of one entry that pass, in order; `time_tick` is that of its last
+        group.
+        """
         if time_tick <= self.after_tick:
             return ()
         if visible and isinstance(rows := visible[0], PackedRows):
@@ -84,8 +84,8 @@ class ScanFilter:
         return [message for message in visible if self._passes(message)]
 
     def _select_rows(self, rows: PackedRows) -> PackedRows | None:
-        """Return what passes: whole transactions with rows on a wanted vchannel, of plain groups
-        what is wanted there.
+        """Return the rows that pass: whole transactions with rows on a wanted vchannel, and wanted
+        batches of plain groups.
         """
         later = rows.within(above=self.after_tick)
         vchannels = self._vchannels
@@ -102,7 +102,7 @@ class ScanFilter:
         return later.only(later.transactions & later.groups_where(is_there), is_wanted)
 
     def wants_commit(self, commit: Message) -> bool:
-        """Whether the transaction of this commit would pass."""
+        """Return whether the transaction of this commit passes."""
         return commit.time_tick > self.after_tick and self._touches_wanted(commit)
 
     def _passes(self, message: Visible) -> bool:

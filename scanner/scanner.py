@@ -1,8 +1,8 @@
 """Reads one log from a deliver policy on: ordered, assembled, filtered, in bounded batches.
 
 Entries pass the reorder buffer, which confirmed ticks release, then the transaction buffer, then
-the filter. Everything between two waits is one step without suspension, so a cancelled caller finds
-the same batch again.
+the filter. Nothing suspends between two waits, so a call after a cancelled one returns the same
+batch.
 """
 
 import asyncio
@@ -28,14 +28,15 @@ from wal.timetick import physical_ms
 
 BATCH_BYTES = 1 << 20
 BATCH_MESSAGES = 4096
-"""A batch ends with the entry that reaches one of them; one batch is read ahead."""
+"""A batch ends with the entry that reaches either bound; one batch is read ahead."""
 
 
 class ScanBatch(NamedTuple):
-    """Messages and packed rows with ascending ticks, all parts of a tick in one batch.
+    """Messages and packed rows with ascending ticks; all parts of a tick are in one batch.
 
-    Everything at or below `confirmed_tick` has now been delivered; without messages it is an idle
-    tick. A scanner that starts at `StartingPoint(resume_position, confirmed_tick)` continues here.
+    Everything at or below `confirmed_tick` is delivered with this batch; a batch without messages
+    is an idle tick. A scanner that starts at `StartingPoint(resume_position, confirmed_tick)`
+    continues after it.
     """
 
     visible: list[Visible]
@@ -46,9 +47,10 @@ class ScanBatch(NamedTuple):
 class ScanStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What a scanner has delivered and measured; times in seconds.
 
-    `mode` is "opening", "catching up" from the log, or "tailing". `backlog` are the messages of the
-    log (all of it, filtered or not) behind its place. `read_s` times reads of the log, `delivery_s`
-    goes from a message's tick, in whole milliseconds, to its delivery while the scanner tails.
+    `mode` is "opening", "catching up" from the log, or "tailing". `backlog` counts the messages of
+    the log, including filtered ones, after the scanner's position. `read_s` are the times of log
+    reads. `delivery_s`, measured while tailing, are the times from a message's tick, in whole
+    milliseconds, to its delivery.
     """
 
     name: str
@@ -66,9 +68,9 @@ class ScanStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class Scanner:
     """One reader of one log; used by one task at a time, closed by any.
 
-    `vchannels` and `types` None means all. Without a tail, new entries are read from the log as
-    soon as they are synced. `told` hears how many messages it delivers, and the bytes of the
-    entries in which it found them. Must be created on the event loop: `latest` counts from that
+    None for `vchannels` or `types` means all. Without a tail, new entries are read from the log as
+    soon as they are synced. `on_delivery` is called with the number of delivered messages, and the
+    bytes of the entries read for them. Create it on the event loop: `latest` counts from that
     moment. Raises `InvalidArgument` for a type list that names a system type.
     """
 
@@ -83,7 +85,7 @@ class Scanner:
         name: str = "scanner",
         batch_bytes: int = BATCH_BYTES,
         batch_messages: int = BATCH_MESSAGES,
-        told: Callable[[int, int], None] = lambda _messages, _bytes: None,
+        on_delivery: Callable[[int, int], None] = lambda _messages, _bytes: None,
     ) -> None:
         self.name = name
         self._log = log
@@ -105,11 +107,11 @@ class Scanner:
         self._delivered_tick = 0
         self._resume_position = 0
         self._next_position = 0
-        """Behind the last entry that was delivered or filtered out."""
+        """The position after the last entry that was delivered or filtered out."""
         self._failure: Exception | None = None
         self._batches = 0
         self._messages = Rate(time.perf_counter)
-        self._told = told
+        self._on_delivery = on_delivery
         self._delivery_s = Histogram()
 
     @property
@@ -137,13 +139,13 @@ class Scanner:
 
     @property
     def place(self) -> StartingPoint:
-        """Where another scanner would continue after the last batch; where this one starts, once it
-        is open.
+        """Where another scanner would continue after the last batch; after `open`, where this one
+        starts.
         """
         return StartingPoint(self._resume_position, self._delivered_tick)
 
     async def open(self) -> EntrySource:
-        """Find the starting point; idempotent, `next_batch` does it by itself.
+        """Find the starting point. Idempotent; `next_batch` calls it.
 
         Raises `Truncated` when the policy starts below what is kept, `InvalidArgument` for an id of
         another kind of log.
@@ -160,9 +162,9 @@ class Scanner:
     async def next_batch(self) -> ScanBatch:
         """Wait for the next batch. Cancelling loses nothing: the next call returns the same one.
 
-        Raises `Corrupt` or `Truncated` when the log cannot be read on, now and at every later call,
-        `StorageFailed` when the storage kept failing, `OnShutdown` when the scanner or the log is
-        closed.
+        Raises `Corrupt` or `Truncated` when the log cannot be read further, then at every later
+        call, too. Raises `StorageFailed` when the storage keeps failing, `OnShutdown` when the
+        scanner or the log is closed.
         """
         self._closing.check_open()
         source = await self.open()
@@ -170,11 +172,11 @@ class Scanner:
             if (batch := self._next_released(source)) is not None:
                 return batch
             if self._failure is not None:
-                # one that is raised again and again would keep all frames
+                # without its traceback: each raise would add frames
                 raise self._failure.with_traceback(None)
             if self._released:
-                # A batch's worth was passed over, and nothing may come that would have the rest
-                # looked at.
+                # A batch's worth was filtered out. Continue here: no later event may wake this loop
+                # for the rest.
                 await asyncio.sleep(0)
                 continue
             try:
@@ -197,7 +199,7 @@ class Scanner:
         try:
             await self.open()
         except BaseException:
-            await self.close()  # who gets no scanner closes none
+            await self.close()  # the caller gets no scanner to close
             raise
         return self
 
@@ -205,7 +207,7 @@ class Scanner:
         await self.close()
 
     async def close(self) -> None:
-        """End the scan; a task that waits in `next_batch` gets `OnShutdown`. Idempotent."""
+        """End the scan; a task that waits in `next_batch` raises `OnShutdown`. Idempotent."""
         self._closing.abandon(self._opening)
         self._opening = None
         if self._source is not None:
@@ -226,9 +228,7 @@ class Scanner:
         )
 
     def _next_released(self, source: EntrySource) -> ScanBatch | None:
-        """Return the next batch of what is released, up to a bound; None when that would be no
-        news.
-        """
+        """Return the next bounded batch of released entries; None when it would change nothing."""
         delivered: list[Visible] = []
         count = 0
         released = self._released
@@ -243,7 +243,7 @@ class Scanner:
             try:
                 visible = observe(entry)
             except (Corrupt, Truncated) as failure:
-                # what came before the damage is delivered; the next call fails
+                # deliver what comes before the damage; the next call raises
                 self._failure = failure
                 break
             tick = entry.time_tick
@@ -253,7 +253,7 @@ class Scanner:
             size_bytes += entry.size_bytes
             if selected and isinstance(selected[-1], TransactionMessage):
                 size_bytes += selected[-1].size_bytes
-            # never back
+            # positions only move forward
             self._resume_position = max(self._resume_position, entry.last_confirmed_position)
             self._next_position = entry.last_position + 1
         if not released and self._failure is None:
@@ -264,13 +264,13 @@ class Scanner:
         if delivered:
             self._batches += 1
             self._messages.add(count)
-            self._told(count, size_bytes)
-            if source.tailing:  # before that, the age of what it reads is not its doing
+            self._on_delivery(count, size_bytes)
+            if source.tailing:  # when catching up, the age of messages is not the scanner's delay
                 self._delivery_s.record(time.time() - physical_ms(delivered[-1].time_tick) / 1000)
         return ScanBatch(delivered, tick, self._resume_position)
 
     def _miss_begin(self, commit: Message) -> None:
-        # Only a scan of all that is kept accepts that a transaction in front of it is gone.
+        # Only a scan of everything kept accepts a transaction whose begin is gone.
         if self._takes_what_there_is or not self._filter.wants_commit(commit):
             return
         earliest = message_id_kind(self._log.wal_name)(self._log.first_position)
@@ -278,14 +278,14 @@ class Scanner:
 
 
 SCANNERS_MAX = 1024
-"""Each scanner may hold two batches; a thousand of them is 2 GiB at worst and more readers than one
+"""Each scanner may hold two batches: a thousand hold 2 GiB at worst, and are more readers than one
 node feeds well.
 """
 
 
 class ScannerRegistry:
-    """Opens the scanners of one log, a bounded number with names of their own, and closes them; on
-    the event loop.
+    """Opens and names the scanners of one log, up to a bound, and closes them. Lives on the event
+    loop.
     """
 
     def __init__(self, log: Log, tail: LiveTail | None) -> None:
@@ -295,10 +295,11 @@ class ScannerRegistry:
         self._made = 0
         self._closed = False
         self.delivered = (0, 0)
-        """How many messages all scanners have delivered, and the bytes of their entries."""
+        """The number of messages that all scanners have delivered, and the bytes of their entries.
+        """
 
     def statistics(self) -> tuple[ScanStatistics, ...]:
-        """Return what each open scanner holds and has met, oldest first."""
+        """Return the statistics of each open scanner, oldest first."""
         return tuple(scanner.statistics for scanner in self._open_scanners())
 
     def open(
@@ -308,8 +309,9 @@ class ScannerRegistry:
         vchannels: frozenset[str] | None = None,
         types: frozenset[MessageType] | None = None,
     ) -> Scanner:
-        """Return a new scanner. Raises `Overloaded` at the bound, `OnShutdown` when closed,
-        `InvalidArgument` as it does.
+        """Return a new scanner.
+
+        Raises `Overloaded` at the bound, `OnShutdown` when closed, `InvalidArgument` as `Scanner`.
         """
         if self._closed:
             raise OnShutdown(f"log {self._log.name} is closing")
@@ -327,7 +329,7 @@ class ScannerRegistry:
             vchannels=vchannels,
             types=types,
             name=name,
-            told=self._count,
+            on_delivery=self._count,
         )
         scanners.append(scanner)
         return scanner

@@ -1,9 +1,9 @@
-"""Where a scan starts in a log, and its entries from there on: read from the log, then from the
+"""Finds where a scan starts in a log, and reads the entries from there: from the log, then from the
 live tail.
 
-Log and tail hold the same entries at the same positions, and the position is all that is carried
-over from one to the other: so a switch, which an eviction takes back, can neither lose nor repeat
-an entry.
+Log and tail hold the same entries at the same positions, and a switch carries only the position
+over. So no switch loses or repeats an entry, in either direction; an eviction from the tail
+switches back to the log.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 
 class Closing:
-    """Waits that end when their scanner is closed, and that a cancelled caller can take up again.
-    On one event loop.
+    """Waits that end when their scanner is closed. A cancelled caller can resume one. Lives on one
+    event loop.
     """
 
     def __init__(self, name: str) -> None:
@@ -39,15 +39,15 @@ class Closing:
             raise OnShutdown(f"scanner {self._name} is closed")
 
     async def wait(self, task: asyncio.Task[T]) -> None:
-        """Return when the task is done. Cancelling the caller leaves the task running. Raises
-        `OnShutdown` once closed.
+        """Return when the task is done. Raises `OnShutdown` once closed. Cancelling the caller
+        leaves the task running.
         """
         if not task.done():
             await asyncio.wait((task, self.closed), return_when=asyncio.FIRST_COMPLETED)
         self.check_open()
 
     def abandon(self, task: asyncio.Task[Any] | None) -> None:
-        """Cancel a task whose result nobody wants any more, its failure included."""
+        """Cancel a task and ignore its result or failure."""
         if task is not None:
             self._abandoned.add(task)
             task.add_done_callback(self._abandoned.discard)
@@ -55,7 +55,7 @@ class Closing:
             task.cancel()
 
     async def close(self) -> None:
-        """End all waits, and wait for what was abandoned: a read may be on a thread; idempotent."""
+        """End all waits, then wait for abandoned tasks: a read may be on a thread. Idempotent."""
         if not self.closed.done():
             self.closed.set_result(None)
         if self._abandoned:
@@ -65,17 +65,14 @@ class Closing:
 READ_TRIES_MAX = 8
 READ_PAUSE_FIRST_S = 0.1
 READ_PAUSE_MAX_S = 5.0
-"""Pauses between tries double from the first to the longest; after the last try the failure is the
-caller's.
-"""
+"""Pauses between tries double from the first to the longest; the last try's failure is raised."""
 
 
 class LogReads:
-    """Timed reads of a log, tried again where the storage failed without saying anything about the
-    data.
+    """Timed reads of a log, retried when the storage failed without a verdict on the data.
 
-    `Corrupt` and `Truncated` are facts and come through at once. What others read just before or
-    now is not read again.
+    `Corrupt` and `Truncated` are final and raised at once. Reads share entries with reads by others
+    that are under way or just ended.
     """
 
     def __init__(self, log: Log, shared: SharedReads | None = None) -> None:
@@ -84,7 +81,7 @@ class LogReads:
         self.seconds = Histogram()
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
-        """Read as `Log.read` does; raises what the last try raised."""
+        """Read as `Log.read` does. Raises the error of the last try."""
         pause_s = READ_PAUSE_FIRST_S
         for _ in range(READ_TRIES_MAX - 1):
             try:
@@ -95,17 +92,17 @@ class LogReads:
         return await self._read(position, bytes_max)
 
     async def entry_at(self, position: int) -> LogEntry | None:
-        """Return the synced entry that holds `position`, None past the end. Raises as `read`
-        does.
-        """
+        """Return the synced entry that holds `position`, None past the end. Raises as `read`."""
         entries = await self.read(position, bytes_max=1)
         return entries[0] if entries else None
 
     async def bisect(
         self, wanted: Callable[[LogEntry], bool]
     ) -> tuple[LogEntry | None, LogEntry | None]:
-        """Return the last entry that is not wanted and the first that is, as are all after it.
-        Raises as `read` does.
+        """Return the last entry that is not wanted, and the first one that is; None for a missing
+        one.
+
+        `wanted` must be true for all entries after the first wanted one. Raises as `read` does.
         """
         low = self.log.first_position
         high = self.log.durable_position + 1
@@ -124,7 +121,7 @@ class LogReads:
 
     async def _read(self, position: int, bytes_max: int) -> list[LogEntry]:
         shared = self.shared
-        # what is below is gone, whoever has it still in memory
+        # entries below the first position are gone, even if still in memory
         while position >= self.log.first_position:
             if entries := shared.find(
                 position, bytes_max=bytes_max, end_position=self.log.durable_position
@@ -138,12 +135,13 @@ class LogReads:
         started = time.perf_counter()
         try:
             entries = await self.log.read(position, bytes_max=bytes_max)
-            # A look at one entry is nobody else's next read, and of another term nothing is shared.
+            # A read of a single entry helps no other reader, and entries of another term must not
+            # be shared.
             if bytes_max > 1 and shared.under_way is under_way:
                 shared.keep(entries)
         finally:
             under_way.pop(position, None)
-            # however it ended: who waits would wait for ever for a reader that was closed meanwhile
+            # in each case: waiters would otherwise hang after a reader that was closed
             over.set()
         self.seconds.record(time.perf_counter() - started)
         return entries
@@ -152,17 +150,17 @@ class LogReads:
 async def find_start(
     reads: LogReads, start: DeliverPolicy | StartingPoint, end_position: int, confirmed_tick: int
 ) -> StartingPoint:
-    """Return where `start` is: at the last-confirmed position of the first entry wanted, so
-    transactions come whole.
+    """Return the starting point for `start`: the last-confirmed position of the first wanted entry,
+    so that transactions come whole.
 
     `end_position` and `confirmed_tick` are the log's last synced position and its tail's tick when
-    the reader was opened. Raises `Truncated` when something it asks for is, or may be, no longer
-    kept, and `InvalidArgument` for an id of another kind of log or of a message that does not exist
-    yet. Cancelling loses nothing.
+    the reader was opened. Raises `Truncated` when wanted entries are, or may be, no longer kept;
+    `InvalidArgument` for an id of another kind of log or of a message that does not exist yet.
+    Cancelling loses nothing.
     """
     match start:
         case StartingPoint(position):
-            # a last-confirmed one itself; what lies before it may be given up at any time
+            # it is a last-confirmed position itself; entries before it may be truncated at any time
             _check_there(reads.log, message_id_kind(reads.log.wal_name)(position))
             return start
         case DeliverPolicy(Start.ALL):
@@ -174,29 +172,30 @@ async def find_start(
         case DeliverPolicy(Start.AFTER_TICK, int() as tick):
             return await _start_after_tick(reads, tick)
         case _:
-            raise AssertionError(f"nobody knows where {start} is")
+            raise AssertionError(f"{start} has no starting point")
 
 
 def _start_with(log: Log, entry: LogEntry | None, *, after_tick: int) -> StartingPoint:
     if entry is None:  # the log is empty
         return StartingPoint(log.first_position, after_tick)
     needed = entry.first_position if entry.time_tick > after_tick else entry.last_position + 1
-    # truncated while the entry was read: what follows it would be passed over
+    # truncated while the entry was read: the entries up to there would be skipped
     if needed < log.first_position:
         raise Truncated(
             message_id_kind(log.wal_name)(needed), message_id_kind(log.wal_name)(log.first_position)
         )
-    # Below the first position lie only transactions that ended before the log was truncated to it,
-    # or ones that are lost: which of the two shows when a commit turns up without its begin.
+    # Transactions that begin below the first position have either ended before the truncation, or
+    # are lost. A commit without its begin reveals a lost one.
     return StartingPoint(max(entry.last_confirmed_position, log.first_position), after_tick)
 
 
 async def _start_at_earliest(reads: LogReads) -> StartingPoint:
-    """Start with the first entry from which on nothing is missing.
+    """Start with the first entry after which no transaction misses its begin.
 
-    Behind a truncation lie commits whose begins are gone. What comes before the last of them would
-    be a history with a hole: rows, no transaction, rows. Last-confirmed positions ascend, so the
-    first entry that needs nothing gone is searched for.
+    After a truncation the log may have commits whose begins are gone. Entries before the last such
+    commit would be a history with a hole: rows, a missing transaction, rows. Last-confirmed
+    positions ascend, so bisecting finds the first entry that needs nothing from before the
+    truncation.
     """
     while (first_position := reads.log.first_position) > FIRST_POSITION:
 
@@ -213,7 +212,7 @@ async def _start_at_earliest(reads: LogReads) -> StartingPoint:
 
 async def _start_at_end(reads: LogReads, end_position: int, confirmed_tick: int) -> StartingPoint:
     log = reads.log
-    # truncated meanwhile, past something that came after the end
+    # truncated meanwhile, beyond entries that came after the end
     if end_position + 1 < log.first_position:
         kind = message_id_kind(log.wal_name)
         raise Truncated(kind(end_position + 1), kind(log.first_position))
@@ -228,7 +227,7 @@ async def _start_at_message(
     position = message_id.position
     if type(message_id) is not message_id_kind(log.wal_name):
         raise InvalidArgument(
-            f"{message_id} is no position in a {log.wal_name} log — use an id this log gave out"
+            f"{message_id} is not an id of a {log.wal_name} log — use one that this log returned"
         )
     _check_there(log, message_id, inclusive=inclusive)
     is_next = inclusive and position == log.next_position
@@ -248,7 +247,7 @@ def _check_there(log: Log, message_id: MessageId, *, inclusive: bool = True) -> 
         raise Truncated(message_id, type(message_id)(log.first_position))
     if message_id.position >= log.next_position + inclusive:
         raise InvalidArgument(
-            f"no message has the id {message_id} yet — start at the end for what is to come"
+            f"no message has the id {message_id} yet — start at the end to read new messages"
         )
 
 
@@ -265,15 +264,13 @@ async def _start_after_tick(reads: LogReads, tick: int) -> StartingPoint:
         is_within = above is not None and above.first_tick <= tick
         if below is not None or is_within or log.first_position == FIRST_POSITION:
             return _start_with(log, above or below, after_tick=tick)
-        # something above the tick may have been in front of what is kept
+        # truncated entries may have had ticks above the given one
         if log.first_position == first_position:
             raise Truncated(f"tick {tick}", message_id_kind(log.wal_name)(first_position))
 
 
 class Read(NamedTuple):
-    """Entries in order, possibly none, and the tick up to which the reader has now seen
-    everything.
-    """
+    """Entries in order, possibly none, and the tick up to which the reader now has everything."""
 
     entries: list[LogEntry]
     confirmed_tick: int
@@ -282,8 +279,7 @@ class Read(NamedTuple):
 class EntrySource:
     """Every entry of a log from a position on, once, in order; used by one task at a time.
 
-    Without a tail it stays with the log, of which at most one batch of about `read_bytes` is read
-    ahead.
+    Without a tail it always reads the log. It reads at most one batch of about `read_bytes` ahead.
     """
 
     def __init__(
@@ -313,8 +309,8 @@ class EntrySource:
         is closed.
         """
         if self.tailing:
-            # A reader that always finds something would keep the loop from the writer and from
-            # everyone else.
+            # Yield to the loop: a reader that always finds entries would keep the writer and all
+            # others from it.
             await asyncio.sleep(0)
         tail = self._tail
         while True:
@@ -333,16 +329,16 @@ class EntrySource:
                 self._waiting = False
 
     def close(self) -> None:
-        """Give up what is read ahead, and have a wait in `next` look whether the scanner is
-        closed.
+        """Abandon the read under way, and wake a wait in `next`, which then checks whether the
+        scanner is closed.
         """
         self._stop_reading()
         if self._tail is not None and self._waiting:
             self._tail.changed.wake()
 
     def _switch_to(self, tail: LiveTail) -> bool:
-        """Go on with the live tail if it has everything from the position on, and with the log if
-        not.
+        """Use the live tail if it has everything from the position on, else the log; return whether
+        it is the tail.
         """
         self.tailing = self._position >= tail.first_position
         if self.tailing:
@@ -350,7 +346,7 @@ class EntrySource:
         return self.tailing
 
     def _read_tail(self, tail: LiveTail) -> Read | None:
-        """Return what the tail has and this reader has not seen, None when that is nothing."""
+        """Return the entries and tick of the tail that are new to this reader, None without any."""
         entries = tail.read(self._position, bytes_max=self._read_bytes)
         if entries:
             self._position = entries[-1].last_position + 1
@@ -363,7 +359,7 @@ class EntrySource:
         return Read(entries, tick)
 
     async def _read_log(self) -> list[LogEntry]:
-        """Wait for the next synced entries, and have those after them read ahead."""
+        """Wait for the next synced entries, and start reading those after them."""
         reading = self._reading = self._reading or self._start_reading()
         await self._closing.wait(reading)
         self._reading = None

@@ -1,8 +1,8 @@
-"""From a node's cuts to open tables in Spark, exactly once: session, ingest job, readers, data
-source.
+"""Brings a node's cuts into open tables in Spark, exactly once: session, ingest job, table readers,
+data source.
 
-Importing this package loads nothing: an executor that needs one module of it gets that one. The
-names below load their module at first use.
+Importing this package loads no other module: a name below loads its module at first use, so an
+executor loads only the modules that it needs.
 """
 
 from importlib import import_module

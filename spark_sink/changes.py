@@ -1,11 +1,11 @@
-"""What a run of cuts changes in one collection, which files of its table that touches, and whether
-they are whole.
+"""What a run of cuts changes in one collection, which files of its table are affected, and whether
+files are whole.
 
-A row goes when a delete of its key has a larger offset; everything of a partition dropped at or
-before the cut goes, also when one of the same name was created again: names are unique among the
-living at any tick, so a drop ends all the table holds under the name. Rows that came since the cut
-before and were dropped with their partition or collection are in no file, so states between that
-cut and the drop are in none either.
+A delete removes the rows of its key that have a smaller offset. A partition dropped at or before
+the cut loses all of its rows, even if a new partition has its name: a name is unique among the
+living partitions at any tick, so a drop removes everything that the table holds under it. Rows that
+came after the previous cut and were dropped with their partition or collection are in no file. So
+no version holds a state between the previous cut and such a drop.
 """
 
 import os
@@ -27,8 +27,8 @@ F = TypeVar("F", SegmentFile, TableFile)
 T = TypeVar("T")
 
 THREADS_MAX = 16
-"""Each has a file open, and a machine may have more processors than a process may open files beside
-its others.
+"""Each thread has a file open, and a machine may have more processors than a process has
+descriptors to spare.
 """
 
 
@@ -43,16 +43,16 @@ class Changes:
     partition_names: dict[int, str]
     dropped_names: frozenset[str]
     changed: tuple[int, int]
-    """The ticks of the first and the last change; the last cut's own when nothing changed."""
+    """The ticks of the first and the last change; both are the last cut's tick without a change."""
 
     @property
     def last(self) -> Cut:
-        """The cut the table is at afterwards."""
+        """The cut that the table has taken afterwards."""
         return self.cuts[-1]
 
     def of_partition(self, segments: Iterable[SegmentFile]) -> dict[str, list[SegmentFile]]:
-        """Return segments by partition name. Raises `Corrupt` for one of a partition no manifest
-        names.
+        """Return segments by partition name. Raises `Corrupt` for a segment whose partition is in
+        no manifest.
         """
         grouped: dict[str, list[SegmentFile]] = {}
         for segment in segments:
@@ -66,7 +66,7 @@ class Changes:
 
 
 def changes_of(entry: CollectionEntry, cuts: Sequence[Cut], *, after_tick: int) -> Changes:
-    """Return what `cuts` (at least one) change in a table that is the collection's state at
+    """Return the changes of `cuts` (at least one) to a table that has the collection's state at
     `after_tick`.
     """
     collection_id = entry.collection_id
@@ -105,13 +105,13 @@ def changes_of(entry: CollectionEntry, cuts: Sequence[Cut], *, after_tick: int) 
 
 
 def entries_of(cut: Cut, collection_id: int) -> list[CollectionEntry]:
-    """Return what a cut says about a collection: one entry, or none."""
+    """Return the entries of a cut for a collection: one or none."""
     return [each for each in cut.manifest.collections if each.collection_id == collection_id]
 
 
 def split_by_delete(files: Iterable[F], deletes: Sequence[DeleteFile]) -> tuple[list[F], list[F]]:
-    """Return the files that may hold a row some delete removes, and the others; one without ranges
-    may hold anything.
+    """Return the files that may hold a row that a delete removes, and the others; files without
+    ranges may.
     """
     reached: list[F] = []
     others: list[F] = []
@@ -127,8 +127,10 @@ def batches(
     bytes_max: int,
     count_max: int | None = None,
 ) -> Iterator[list[T]]:
-    """Split cuts or files into runs, in order: each of one, or of more with together at most
-    `bytes_max`.
+    """Split cuts or files into consecutive runs of at most `bytes_max` bytes; a larger one is a run
+    alone.
+
+    Runs have at most `count_max` items.
     """
     run: list[T] = []
     size_bytes = 0
@@ -144,8 +146,8 @@ def batches(
 
 
 def _changed(collection_id: int, cuts: Sequence[Cut]) -> tuple[int, int]:
-    """Return the ticks of the first and the last change; rows of a partition that is dropped again
-    count, too.
+    """Return the ticks of the first and the last change, including rows of partitions that were
+    dropped again.
     """
     ticks: list[int] = []
     for cut in cuts:
@@ -155,7 +157,8 @@ def _changed(collection_id: int, cuts: Sequence[Cut]) -> tuple[int, int]:
         for entry in entries_of(cut, collection_id):
             last_drop = max([entry.dropped_tick, *(each.dropped_tick for each in entry.partitions)])
             if last_drop > cut.manifest.previous_tick:
-                # rows may have come at once, and be in no file
+                # rows from right after the previous cut may have been dropped before any file had
+                # them
                 ticks += (cut.manifest.previous_tick + 1, last_drop)
     return (min(ticks), max(ticks)) if ticks else (cuts[-1].tick, cuts[-1].tick)
 
@@ -180,15 +183,15 @@ def _key_range(file: DataFile) -> _Range | None:
 
 
 def _meet(one: _Range | None, other: _Range | None) -> bool:
-    """Whether two ranges can share a value: one that is unknown, or of another type, can."""
+    """Return whether two ranges may share a value; an unknown or differently typed range may."""
     if one is None or other is None or len({type(end) for end in (*one, *other)}) > 1:
         return True
-    # all numbers, or all text
+    # all ends have one type
     return one[0] <= other[1] and other[0] <= one[1]  # type: ignore[operator]
 
 
 def live_collection(cut: Cut, name: str) -> CollectionEntry:
-    """Return the collection that has `name` at a cut. Raises `CollectionNotFound`."""
+    """Return the collection with this name that exists at a cut. Raises `CollectionNotFound`."""
     live = {each.name: each for each in cut.manifest.collections if lives(each, cut.tick)}
     if name not in live:
         known = ", ".join(sorted(live)) or "none"
@@ -197,9 +200,8 @@ def live_collection(cut: Cut, name: str) -> CollectionEntry:
 
 
 def first_with(cuts: CutLog, created_tick: int) -> int:
-    """Return the number of the first cut that can hold rows of something created at `created_tick`.
-
-    Raises `Truncated` when that cut is no longer kept.
+    """Return the number of the first cut that can hold rows of a collection created at
+    `created_tick`.
     """
     number = cuts.newest
     while number > cuts.first and cuts.read(number).manifest.previous_tick >= created_tick:
@@ -214,18 +216,18 @@ def first_with(cuts: CutLog, created_tick: int) -> int:
 
 
 def verify_files(node: Path, files: Sequence[DataFile]) -> None:
-    """Return when every file is whole, by length and CRC32C; reading it leaves it in the page cache
-    for the executors.
+    """Check every file against its manifest by length and CRC32C; this leaves the files in the page
+    cache for the executors.
 
-    Raises `Corrupt` naming the first one that is not, or that is missing though a cut names it;
-    `Truncated` naming one that retention took with its cut.
+    Raises `Corrupt` for the first file that is damaged, or that is missing although a cut names it;
+    `Truncated` for a file that retention removed with its cut.
     """
     with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, THREADS_MAX)) as threads:
         list(threads.map(lambda file: verify_file(node, file), files))
 
 
 def verify_file(node: Path, file: DataFile) -> None:
-    """Return when one file is whole. Raises as `verify_files`."""
+    """Check one file. Raises as `verify_files`."""
     path = place_beneath(node, file.path)
     try:
         length, checksum = measure_file(path, expected_bytes=file.bytes)
@@ -235,10 +237,10 @@ def verify_file(node: Path, file: DataFile) -> None:
 
 
 def _gone(node: Path, file: DataFile) -> Corrupt | Truncated:
-    """Return why a file is not there: retention removes a cut's manifest before its files, so one
-    that is kept tells.
+    """Return why a file is missing: `Corrupt` if a cut names it, else `Truncated`.
 
-    But files of a dropped collection, for which no table waits, go by themselves.
+    Retention removes a cut's manifest before its files. Only the files of a dropped collection,
+    which no table needs, go while their cuts stay.
     """
     cuts = CutLog(node)
     if cuts.numbers and file.collection_id not in living(cuts.read(cuts.newest).manifest):
@@ -254,5 +256,5 @@ def _gone(node: Path, file: DataFile) -> Corrupt | Truncated:
                 "backup that has it"
             )
     return Truncated(
-        f"file {file.path}", f"cut {cuts.first}", "read again: every table has taken it meanwhile"
+        f"file {file.path}", f"cut {cuts.first}", "read again: every table has taken it by now"
     )

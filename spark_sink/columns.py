@@ -1,8 +1,8 @@
-"""The columns of a collection's table, and what its Delta log says of their values.
+"""The columns of a collection's table, and the value ranges in its Delta log.
 
-Two differences to the collection only: types that Spark does not have become those it has, and four
-system columns follow the user's. The table, its readers and the data source all start from
-`table_schema`, so they cannot disagree.
+A table differs from its collection in two ways: types that Spark lacks are replaced by types it
+has, and four system columns follow the user's. The table, its readers and the data source all use
+`table_schema`, so they agree.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from wal.errors import Corrupt, StorageFailed
 PARTITION = "_partition"
 
 TEXT_BYTES_MAX = 128
-"""A longer text is left out of the log: every reader reads the log at every open."""
+"""Longer text gets no range in the log, as every reader reads the log at every open."""
 
 Bound = int | str
 
@@ -48,7 +48,7 @@ def table_schema(collection: pa.Schema) -> pa.Schema:
 
 
 def stored_type(given: pa.DataType) -> pa.DataType:
-    """Return the type in which tables and Spark hold values of a type that collections may have."""
+    """Return the type in which tables and Spark store a collection's type."""
     if isinstance(given, pa.TimestampType):
         return pa.timestamp("us", tz="UTC" if given.tz else None)
     if isinstance(given, (pa.ListType, pa.LargeListType, pa.FixedSizeListType)):
@@ -64,7 +64,7 @@ def shaped(rows: pa.Table, schema: pa.Schema, *, partition: str = "") -> pa.Tabl
     """Return rows of a file of one partition with exactly the columns and types of `schema`, which
     may have `_partition`.
 
-    Raises `Corrupt` when a value is none of the type: no flusher and no ingest wrote it.
+    Raises `Corrupt` when a value does not fit its type: neither a flusher nor an ingest wrote it.
     """
     named = pa.chunked_array([pa.repeat(pa.scalar(partition, pa.string()), rows.num_rows)])
     try:
@@ -80,11 +80,11 @@ def shaped(rows: pa.Table, schema: pa.Schema, *, partition: str = "") -> pa.Tabl
 
 
 def stats_json(footer: pq.FileMetaData) -> str:
-    """Return a Parquet file's `stats` for readers that skip files: row count, ranges and null
-    counts of flat columns.
+    """Return a Parquet file's `stats` for data skipping: row count, ranges and null counts of flat
+    columns.
 
-    A column has a range only where JSON holds it exactly and the file recorded it for every row
-    group: leaving one out costs a reader time, a wrong one costs it rows.
+    A column has a range only where JSON represents it exactly and the file recorded it for every
+    row group. A missing range costs a reader time; a wrong one would cost it rows.
     """
     lows: dict[str, Bound] = {}
     highs: dict[str, Bound] = {}
@@ -110,22 +110,22 @@ def stats_json(footer: pq.FileMetaData) -> str:
 
 
 def _range(groups: list[pq.Statistics]) -> tuple[Bound, Bound] | None:
-    """Return the smallest and largest value over row groups, None where one of them does not
-    say.
+    """Return the smallest and largest value over row groups; None when one with values has no
+    range.
     """
     filled = [found for found in groups if found.has_min_max]
     if not filled or any(found.num_values for found in groups if not found.has_min_max):
         return None
     try:
         ends: list[Any] = [_exact(end) for found in filled for end in (found.min, found.max)]
-    except OverflowError:  # a day or a time that Arrow has and Python does not
+    except OverflowError:  # Python cannot represent every date and time of Arrow
         return None
     return None if None in ends else (min(ends), max(ends))
 
 
 def _exact(value: object) -> Bound | None:
-    """Return the JSON form of a value that JSON holds exactly; None for others, and for floats:
-    ranges leave out NaN.
+    """Return the JSON form of a value that JSON represents exactly, else None; None for floats,
+    whose ranges leave out NaN.
     """
     if isinstance(value, str):
         return value if len(value.encode()) <= TEXT_BYTES_MAX else None
@@ -133,13 +133,15 @@ def _exact(value: object) -> Bound | None:
 
 
 def file_in_log(row: dict[str, Any], key: str) -> TableFile:
-    """Return what Delta says of an active file; `key` is the column whose range it reports."""
+    """Return an active file from its row in the Delta log; `key` is the column whose range it
+    reports.
+    """
     low = row.get("min") or {}
     high = row.get("max") or {}
 
     def ends(column: str, kind: Any) -> Any:
-        """Return a column's smallest and largest value; None where one is not known, or of another
-        kind (a time).
+        """Return a column's smallest and largest value; None when unknown or of another type, such
+        as a time.
         """
         found = low.get(column), high.get(column)
         return found if all(isinstance(end, kind) for end in found) else None
@@ -157,11 +159,10 @@ def file_in_log(row: dict[str, Any], key: str) -> TableFile:
 
 
 def place_of(root: Path, file: TableFile) -> Path:
-    """Return the path of a data file of the table at `root` that is there and as long as the log
-    says.
+    """Return the path of a data file of the table at `root`, after checking that it exists and has
+    the logged length.
 
-    Readers need the check: Spark takes a file of no bytes for one without rows. Raises as
-    `opened_file`.
+    Readers need the check: Spark reads an empty file as one without rows. Raises as `opened_file`.
     """
     top = root.resolve()
     path = top / file.path
@@ -182,16 +183,17 @@ def place_of(root: Path, file: TableFile) -> Path:
 
 def _missing(path: Path) -> StorageFailed:
     return StorageFailed(
-        f"{path} is missing from its table — read again, as a vacuum may have taken it, or restore "
-        "the table"
+        f"{path} is missing from its table — read again, as a vacuum may have removed it, or "
+        "restore the table"
     )
 
 
 @contextmanager
 def opened_file(root: Path, file: TableFile) -> Iterator[pq.ParquetFile]:
-    """Yield a data file of the table at `root`, and type what reading it in the block raises.
+    """Yield a data file of the table at `root`, and type the errors that reading it in the block
+    raises.
 
-    Raises `StorageFailed` when the file is not there, `Corrupt` when it is not what the log says.
+    Raises `StorageFailed` when the file is missing, `Corrupt` when it does not match the log.
     """
     path = place_of(root, file)
     try:

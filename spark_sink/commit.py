@@ -1,15 +1,15 @@
-"""What an ingest puts on disk around a table's commit: an attempt with its files, and the lease on
-the node.
+"""What an ingest writes around a table's commit: attempts with their files, copied or written by
+Spark.
 
-An attempt writes into a directory of its own inside the table, so that two jobs never share one and
-no file is ever moved. Its intent, an empty file of the same name in `_attempts`, is on disk before
-the directory and goes after the commit. Delta's own vacuum never sees `_attempts`, because it
-starts with an underscore.
+An attempt writes into its own directory inside the table, so two jobs never share one and no file
+is moved. Its intent, an empty file of the same name in `_attempts`, is durable before the directory
+exists and is removed after the commit. Delta's vacuum ignores `_attempts`, because the name starts
+with an underscore.
 
 | killed | left behind | the next ingest |
 |---|---|---|
 | before the intent | nothing | takes the cuts |
-| between the two | the intent, maybe files nobody reads | takes the cuts; removes both once old |
+| before the commit | the intent, maybe unused files | takes the cuts; removes both once old |
 | after the commit | the intent of a committed attempt | finds the cuts taken; removes the intent |
 
 An intent counts as abandoned only when it is old and its attempt is not in the table's log: a job
@@ -50,33 +50,34 @@ from wal.files import make_parents, place_beneath, sync_directory, sync_file
 INTENTS = "_attempts"
 
 ABANDONED_AGE_S = 3_600
-"""An attempt this old without a commit is taken for dead; one cut of a laptop takes seconds, of a
-cluster minutes.
+"""An attempt of this age without a commit counts as dead: a cut takes seconds on a laptop, minutes
+on a cluster.
 """
 
 FILE_BYTES_TARGET = 64 << 20
-"""Size of a written file that readers split well and the log lists cheaply."""
+"""Size of a written file: readers split it well, and few files keep the log short."""
 
 GROWN_ROWS = 1 << 16
 GROWN_BYTES = FILE_BYTES_TARGET // 4
-"""A file of a table that has so many rows or bytes takes no others when it is rewritten. Else the
-one whose keys change now would grow into the whole table, and every cut would rewrite all of it."""
+"""A table file with this many rows or bytes is rewritten without others. Otherwise a file whose
+keys change now would grow into the whole table, and every cut would rewrite all of it.
+"""
 APART_MAX = 16
-"""So many grown files are rewritten each for itself; more of them, of keys of all ages, become
-files of the target size.
+"""Up to this many grown files are rewritten one by one. More of them, with keys of all ages, are
+rewritten together into files of the target size.
 """
 
 DELETES_LOOKED_UP_MAX = 4 << 20
-"""Deleted keys whose rows are looked for by this process; of more, every file that may have one of
-them is rewritten.
+"""This process searches the rows of at most this many deleted keys. With more, every file that may
+have one of them is rewritten.
 """
 
 FILE_THREADS = 4
-"""Threads that read footers and sync files; more wait on the same disk."""
+"""Threads that read footers and sync files; more would wait for the same disk."""
 
 COPIED_FILES_MAX = 64
-"""Files that one commit copies; more of them, those of many cuts, are small, and Spark makes few of
-them.
+"""Files that one commit copies. More files, which come from many cuts, are small, and Spark merges
+them into few.
 """
 
 _NAME = re.compile(r"cut-\d{16}-[0-9a-f]{8}")
@@ -86,7 +87,7 @@ class Road(Enum):
     """How the rows of some cuts get into a table."""
 
     NONE = "none"
-    """No row of theirs does."""
+    """No rows are added."""
     COPY = "copy"
     """The node's own files become the table's."""
     SPARK = "spark"
@@ -94,8 +95,9 @@ class Road(Enum):
 
 
 class Attempt:
-    """The files one ingest writes for one commit. Use: `begin`, let Spark write to `directory`,
-    `seal`, commit, `finish`.
+    """The files that one ingest writes for one commit.
+
+    Use: `begin`, let Spark write to `directory`, `seal`, commit, `finish`.
     """
 
     def __init__(self, table: Path, name: str) -> None:
@@ -106,7 +108,7 @@ class Attempt:
 
     @classmethod
     def begin(cls, table: Path, cut: int) -> "Attempt":
-        """Return a new attempt to bring the table to `cut`; its intent is on disk."""
+        """Return a new attempt to bring the table to `cut`; its intent is durable."""
         attempt = cls(table, f"cut-{cut:016d}-{secrets.token_hex(4)}")
         make_parents(attempt._intent.parent)
         attempt._intent.touch(exist_ok=False)
@@ -114,10 +116,10 @@ class Attempt:
         return attempt
 
     def seal(self) -> list[NewFile]:
-        """Return what Spark wrote, on disk and ready to commit; files without rows and Hadoop's
-        side files are gone.
+        """Make the files that Spark wrote durable and return them, ready to commit. Removes empty
+        files and Hadoop's side files.
 
-        Raises `StorageFailed` when it wrote somewhere else: the commit would say that these cuts
+        Raises `StorageFailed` when Spark wrote elsewhere: the commit would claim that these cuts
         have no rows.
         """
         if not self.directory.is_dir():
@@ -135,21 +137,22 @@ class Attempt:
         return [file for file in sealed if file is not None]
 
     def finish(self) -> None:
-        """Forget the intent; only after the commit is on disk, or once nothing is left."""
+        """Remove the intent; only after the commit is durable, or once no file is left."""
         self._intent.unlink(missing_ok=True)
 
     @contextmanager
     def undone_on_error(self, table: OpenTable, *, by: Road | None = None) -> Iterator[None]:
-        """Remove what was written when the block fails, so that a full disk has the room again; not
-        what is committed.
+        """Remove the attempt's files when the block fails, which frees their space on a full disk;
+        committed files stay.
 
-        Of Spark the intent stays: its tasks may be at work for a while, and what they write goes
-        once it is old.
+        The intent stays when Spark wrote: its tasks may go on for a while, and a later ingest
+        removes what they write once it is old.
         """
         try:
             yield
         except (Exception, KeyboardInterrupt):
-            with suppress(Exception):  # the log alone tells: where it cannot be read the files stay
+            # only the log shows whether they are committed: if it is unreadable, the files stay
+            with suppress(Exception):
                 if self.name not in table.at_version().attempts():
                     shutil.rmtree(self.directory, ignore_errors=True)
                     if by is not Road.SPARK:
@@ -171,9 +174,9 @@ class Attempt:
 
 
 def clean_up(table: OpenTable) -> None:
-    """Remove what earlier attempts left, as the table above says."""
+    """Remove what earlier attempts left, as in the module's table."""
     intents = sorted((table.path / INTENTS).glob("cut-*"))
-    # on disk: the table's log was synced when it was opened
+    # durable, as the table's log was synced when it was opened
     committed = table.attempts() if intents else frozenset()
     for intent in intents:
         if intent.name not in committed:
@@ -184,7 +187,7 @@ def clean_up(table: OpenTable) -> None:
 
 
 def holds_only_attempts(directory: Path) -> bool:
-    """Whether a directory without a table holds nothing but what a killed first ingest leaves."""
+    """Return whether a directory without a table has only what a killed first ingest leaves."""
     return all(
         entry.name in {INTENTS, "_delta_log"} or _NAME.fullmatch(entry.name)
         for entry in directory.iterdir()
@@ -192,11 +195,10 @@ def holds_only_attempts(directory: Path) -> bool:
 
 
 def sync_log(table: Path) -> None:
-    """Return when the newest commit of a table is on disk: the Delta writer renames, but does not
-    sync.
+    """Make the newest commit of a table durable: the Delta writer renames, but does not sync.
 
-    Every commit is synced before the next one is made, whoever made it: a log with a hole cannot be
-    read.
+    Every commit is synced before the next one, including commits by others: a log with a hole is
+    unreadable.
     """
     failpoint("ingest.log_syncing")
     log = table / "_delta_log"
@@ -207,8 +209,8 @@ def sync_log(table: Path) -> None:
 
 
 def _has_types_of(table: OpenTable, changes: Changes) -> bool:
-    """Whether the files of a collection have the columns of its table; a time in milliseconds, for
-    one, has not.
+    """Return whether the node's files have the column types of the table; for example, times in
+    milliseconds do not.
     """
     stored = [(field.name, field.type) for field in stored_schema(arrow_schema(changes.entry))]
     return stored == [(field.name, field.type) for field in table.schema if field.name != PARTITION]
@@ -216,9 +218,7 @@ def _has_types_of(table: OpenTable, changes: Changes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The files of one commit and what they mean in rows; `attempt` is None when there was nothing
-    to write.
-    """
+    """The files of one commit and their row counts; `attempt` is None when no file was written."""
 
     adds: Sequence[NewFile]
     removes: Sequence[TableFile]
@@ -228,7 +228,9 @@ class Written:
 
     @property
     def rows_deleted(self) -> int:
-        """Rows that deletes and dropped partitions removed, new ones and old ones."""
+        """Rows that deletes and dropped partitions removed, from the table and from the new
+        segments.
+        """
         before = self.rows_in + sum(file.rows or 0 for file in self.removes)
         return before - sum(file.rows for file in self.adds)
 
@@ -239,8 +241,8 @@ def write_files(
     """Write the files that bring a table to the last cut of `changes`; nothing refers to them
     before the commit.
 
-    Rows move by one road. Raises `Corrupt` or `Truncated` naming a file of the node that is not
-    what its cut says, or not there; the table has nothing of it then.
+    All rows go one road. Raises `Corrupt` or `Truncated` for a file of the node that is damaged or
+    missing; the table is then unchanged.
     """
     files = (
         table.files(key=changes.entry.primary_key)
@@ -261,8 +263,8 @@ def write_files(
     road = Road.COPY if copies else Road.SPARK
     if road is Road.SPARK:
         verify_files(node, others)
-    # Java has the working directory that this process had when it started: relative paths are other
-    # ones there.
+    # Resolve the path: Java keeps the working directory that this process had when Java started, so
+    # relative paths would differ.
     attempt = Attempt.begin(table.path.resolve(), changes.last.number)
     failpoint("ingest.intended")
     with attempt.undone_on_error(table, by=road):
@@ -294,11 +296,11 @@ def write_files(
 def _reached(
     node: Path, table: OpenTable, changes: Changes, kept: Sequence[TableFile]
 ) -> tuple[Sequence[TableFile], Sequence[SegmentFile], Sequence[SegmentFile]]:
-    """Return the files of a table that have a deleted row, the node's that may have one, and the
-    node's others.
+    """Return the table's files with a deleted row, the node's files that may have one, and the
+    node's other files.
 
-    Where no row is deleted, all are others. Two columns tell, without Spark: many upserts are of
-    keys that are new.
+    Without a deleted row all of the node's files are in the last group. This reads two columns
+    without Spark: many upserts have only new keys.
     """
     near, _ = split_by_delete(kept, changes.deletes)
     new, others = split_by_delete(changes.segments, changes.deletes)
@@ -332,9 +334,7 @@ def _reached(
 
 
 def _copy_files(node: Path, attempt: Attempt, changes: Changes, *, link: bool) -> None:
-    """Make the node's segments files of an attempt, each checked against its cut while it is
-    read.
-    """
+    """Copy or link the node's segments into an attempt, each checked against its cut."""
     places = [
         (file, attempt.directory / f"{PARTITION}={name}" / f"{file.segment_id}.parquet")
         for name, found in changes.of_partition(changes.segments).items()
@@ -350,14 +350,14 @@ def _copy_file(node: Path, file: SegmentFile, target: Path, *, link: bool) -> No
     source = place_beneath(node, file.path)
     if link:
         verify_file(node, file)
-        with suppress(OSError):  # on another file system, or one without links: it is copied
+        with suppress(OSError):  # another file system, or one without links: copy
             os.link(source, target)
             return
     try:
         with target.open("xb") as copy:
             length, checksum = measure_file(source, expected_bytes=file.bytes, take=copy.write)
     except FileNotFoundError:
-        verify_file(node, file)  # says whether retention took it
+        verify_file(node, file)  # raises whether retention removed it
         raise
     check_file(source, file, length, checksum)
 
@@ -376,8 +376,8 @@ def _write_by_spark(
     others: Sequence[SegmentFile],
     touched: Sequence[TableFile],
 ) -> None:
-    """Write the rows of the node's files and of the touched ones that no delete removes; Spark
-    alone moves them.
+    """Write the rows of the node's files and of the touched table files without those that deletes
+    remove, by Spark only.
     """
     spark = sessions.get()
     root = node.resolve()
@@ -389,7 +389,7 @@ def _write_by_spark(
             for name, found in changes.of_partition(segments).items()
         }
 
-    @cache  # some cuts have none
+    @cache  # cached, and never called when no row is deleted
     def deletes() -> DataFrame:
         paths = [root / file.path for file in changes.deletes]
         count = sum(file.rows for file in changes.deletes)
@@ -421,8 +421,8 @@ def _write_by_spark(
 
 
 def split_by_size(files: Sequence[TableFile]) -> tuple[list[list[TableFile]], list[TableFile]]:
-    """Return which grown files are rewritten together, most of them alone, and the others, with
-    which new rows go.
+    """Return the groups of grown files to rewrite together, usually one file each, and the small
+    files, which take the new rows.
     """
     grown = list[TableFile]()
     small = list[TableFile]()

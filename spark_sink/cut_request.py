@@ -1,8 +1,8 @@
-"""Asks a node for a cut: an open node of the caller, a running one over its socket, a closed one by
-a command.
+"""Requests a cut from a node: an open node of the caller, a running one over its socket, a closed
+one by a command.
 
-A closed node is opened in a process of its own, which runs `streamingnode flush`: neither its log
-store nor its event loop is loaded into a Spark driver, and a driver that is killed leaves no node
+For a closed node, the command `streamingnode flush` opens it in a process of its own. So a Spark
+driver loads neither the node's log store nor its event loop, and a killed driver leaves no node
 half open.
 """
 
@@ -29,12 +29,12 @@ from wal.files import check_path
 from wal.wire import WireClient
 
 CUT_TIMEOUT_S = 600.0
-"""A node that recovers a full log first takes minutes, not more."""
+"""A node that first recovers a full log takes minutes, not more."""
 
 
 class AnsweredCut(msgspec.Struct, frozen=True):
-    """The newest cut as its node tells it; 0 when there is none. By its checksum it is told from
-    one of another history.
+    """The newest cut in the node's reply; number 0 when there is none. The checksum distinguishes
+    it from a cut of another history.
     """
 
     number: int
@@ -43,8 +43,8 @@ class AnsweredCut(msgspec.Struct, frozen=True):
 
 
 class CuttingNode(Protocol):
-    """A node that is open in this process: `streamingnode.sync` makes those that this thread may
-    call.
+    """A node that is open in this process and that this thread may call: `streamingnode.sync` makes
+    them.
     """
 
     @property
@@ -53,25 +53,24 @@ class CuttingNode(Protocol):
 
     def flush(self) -> Any:
         """Make a cut of everything acknowledged so far, and return it; a node on an event loop
-        gives a coroutine.
+        returns a coroutine.
 
-        None when nothing can have been written since its last cut. Raises `AlreadyOwned` when
-        another process has the node open and takes no clients.
+        Returns None when nothing was written since its last cut. Raises `AlreadyOwned` when another
+        process has the node open and takes no clients.
         """
 
 
 def node_directory(node: str | Path | CuttingNode, *, request_cut: bool) -> Path:
-    """Return the directory of a node given by its path or as an open node.
+    """Return the directory of a node that is given by its path or as an open node.
 
-    Raises `InvalidArgument` for an address, for a node in memory, for one that lives on an event
-    loop when a cut is wanted, and for what is no node.
+    Raises `InvalidArgument` for an address, for a node in memory, for a node on an event loop when
+    a cut is wanted, and for other objects.
     """
     if isinstance(node, str | Path):
         return check_path("node directory", node)
     if not callable(getattr(node, "flush", None)) or not hasattr(node, "path"):
         raise InvalidArgument(
-            f"node={node!r} is no node — pass its directory, or a node that sn.sync.open_node() "
-            "gave"
+            f"node={node!r} is no node — pass its directory, or a node from sn.sync.open_node()"
         )
     if node.path is None:
         raise InvalidArgument("a node in memory has no files to ingest — open it with a directory")
@@ -84,12 +83,12 @@ def node_directory(node: str | Path | CuttingNode, *, request_cut: bool) -> Path
 
 
 def request_cut(node: str | Path | CuttingNode) -> tuple[AnsweredCut | None, bool]:
-    """Make a cut of everything acknowledged so far, and return it and whether the cuts are stale.
+    """Make a cut of everything acknowledged so far. Return it, and whether the cuts are stale.
 
-    They are stale when a process owns the node and takes no clients: it could not be asked, and has
-    made no cut for this caller. The cut is None then; some that the process made by itself may be
-    there. Raises `Overloaded` when it took too long, `StorageFailed` with the words of the command
-    for a closed node; an open or running node raises what its `flush` does.
+    They are stale when a process owns the node and takes no clients, so that it cannot be asked for
+    a cut. The returned cut is then None; cuts that the process makes by itself may exist. Raises
+    `Overloaded` when the cut took too long, `StorageFailed` with the output of the command for a
+    closed node; an open or running node raises what its `flush` raises.
     """
     if not isinstance(node, str | Path):
         try:
@@ -102,7 +101,7 @@ def request_cut(node: str | Path | CuttingNode) -> tuple[AnsweredCut | None, boo
         raise Overloaded(
             f"no cut of {node} within {CUT_TIMEOUT_S:.0f} s — run: streamingnode flush {node}"
         ) from None
-    except (Unreachable, OnShutdown, Indeterminate):  # it is closed, or closes just now
+    except (Unreachable, OnShutdown, Indeterminate):  # the node is closed or closing
         return _ask_command(Path(node))
 
 
@@ -125,13 +124,13 @@ def _ask_command(node: Path) -> tuple[AnsweredCut | None, bool]:
     if done.returncode == AlreadyOwned.exit_code:
         return None, True
     if done.returncode:
-        said = (done.stderr or done.stdout).strip() or "nothing"
+        output = (done.stderr or done.stdout).strip() or "nothing"
         raise StorageFailed(
-            f"cutting {node} ended with {done.returncode} and said: {said} — {next_step}"
+            f"cutting {node} ended with {done.returncode} and said: {output} — {next_step}"
         )
     try:
         return msgspec.json.decode(done.stdout, type=AnsweredCut), False
     except msgspec.MsgspecError as error:
         raise StorageFailed(
-            f"cutting {node} answered what is no cut: {error} — {next_step}"
+            f"cutting {node} printed no valid cut: {error} — {next_step}"
         ) from error

@@ -8,33 +8,34 @@ _COLOURS = re.compile(r"\x1b\[\d+m")
 
 
 def typed(error: Exception, what: str) -> StreamingNodeError:
-    """Return what a disk, a table's library or Spark raised as one of our errors, and ours as they
-    are.
+    """Return an error of a disk, a table's library or Spark as `StorageFailed`, and a typed error
+    unchanged.
     """
     if isinstance(error, StreamingNodeError):
         return error
-    # as Spark Connect ends it
-    said, _, _ = _COLOURS.sub("", str(error)).partition("\nJVM stacktrace:")
-    lines = said.splitlines()
-    # without Java's stack
+    # Spark Connect appends the Java stack trace
+    text, _, _ = _COLOURS.sub("", str(error)).partition("\nJVM stacktrace:")
+    lines = text.splitlines()
+    # lines of a Java stack trace begin with a tab
     reason = " ".join(" ".join(line for line in lines if not line.startswith("\t")).split())
-    told = StorageFailed(f"{what}: {reason} — look at the disk, then run it again")
-    told.__cause__ = error
-    return told
+    failure = StorageFailed(f"{what}: {reason} — check the disk, then run it again")
+    failure.__cause__ = error
+    return failure
 
 
 def install(extra: str) -> str:
-    """Return what to do for the packages of an extra; without a release there is only a checkout to
-    install from.
+    """Return the command that installs the packages of an extra; without a release only a checkout
+    has them.
     """
     return f"in a checkout of streamingnode run: pip install '.[{extra}]'"
 
 
 class PackageMissing(StreamingNodeError):
-    """A package, or the Java runtime, is not installed, or is not only ours: then `other` says
-    whose. Nothing was started.
+    """A package or the Java runtime is not installed, or a package shares its name with another;
+    nothing was started.
 
-    `tried` are the places where Java was looked for, with what each one has.
+    `other` names what else provides the package. `tried` are the places where Java was searched,
+    with what each one has.
     """
 
     exit_code = 3
@@ -46,9 +47,8 @@ class PackageMissing(StreamingNodeError):
         if other:
             self.other = other
             super().__init__(
-                f"package {package!r} is not only ours here: {other} — use a virtual environment "
-                "of its own, "
-                "then reinstall streamingnode there"
+                f"another distribution installs package {package!r}, too: {other} — reinstall "
+                "streamingnode in a virtual environment of its own"
             )
             return
         self.extra = extra
@@ -62,8 +62,8 @@ class PackageMissing(StreamingNodeError):
 
 
 class TableAhead(StreamingNodeError):
-    """A table holds cuts that its node never made: the node was restored from an older copy; the
-    table was left alone.
+    """A table has cuts that its node never made, as the node was restored from an older copy. The
+    table is unchanged.
     """
 
     exit_code = 3

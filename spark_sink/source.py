@@ -1,12 +1,11 @@
 """The Spark data source `streamingnode`: a collection as of its node's newest cut. Batch only.
 
-The rows are read from the node's cuts. Once the node has given up the first of them, the
-collection's table has what was in those: the rows are then the table's, and those of the cuts after
-it, as a snapshot of the node has them.
+The rows are read from the node's cuts. Once the node has removed the first of these, the rows are
+those of the collection's table and the cuts after it, as in a snapshot of the node.
 
-It takes no filters from Spark on purpose. Spark 4.3 keeps what one query pushed for the next query
-of the same frame: after `frame.where("id = 30").count()`, `frame.count()` returned the rows of one
-segment out of two. Without pushing, Spark filters the rows we hand it, and is right.
+It deliberately takes no filters from Spark. Spark 4.3 keeps the filters that one query pushed for
+the next query of the same frame: after `frame.where("id = 30").count()`, `frame.count()` returned
+the rows of one segment out of two. Without pushing, Spark filters the rows it gets, correctly.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,13 +41,12 @@ from wal.errors import InvalidArgument, StreamingNodeError, Truncated
 from wal.files import check_path
 
 BATCH_ROWS = 65_536
-"""Rows handed to Spark at a time; larger brought nothing, a tenth of it cost a fifth of the
-speed.
+"""Rows passed to Spark at a time; larger batches were not faster, and batches of a tenth were a
+fifth slower.
 """
 
 DELETE_SETS_KEPT = 8
-"""Sets of deletes a worker process keeps between tasks; the tasks of one vchannel mostly share
-one.
+"""Sets of deletes that a worker process caches between tasks; most tasks of one vchannel share one.
 """
 
 GROUP_BYTES_TARGET = 32 << 20
@@ -63,17 +61,17 @@ class StreamingNodeSource(DataSource):
     """`spark.read.format("streamingnode").option("node", "data").option("subscribe",
     "orders").load()`.
 
-    Rows have `_tick`, `_offset`, `_vchannel` and `_partition` behind the user's columns. Options:
+    Rows have `_tick`, `_offset`, `_vchannel` and `_partition` after the user's columns. Options:
 
-    * `node`: the node directory, as the driver and every executor see it; `data` if left out. So do
-      they see the collection's table, where its ingest made it, once the node has given up cuts
+    * `node`: the node directory, by a path valid on the driver and every executor; default `data`.
+      Once the node has removed cuts, they read the collection's table, too, at its ingest's path
     * `subscribe`: the collection
 
-    Spark prunes nothing in a Python source: `.schema("id bigint, amount double")` reads these
-    columns only.
+    Spark prunes no columns of a Python source: `.schema("id bigint, amount double")` reads only
+    these columns.
 
-    Raises `InvalidArgument` for another option. There are no streams: a reader of the node follows
-    what is to come.
+    Raises `InvalidArgument` for another option. There are no streams: use a reader of the node for
+    new messages.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -95,7 +93,7 @@ class StreamingNodeSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of the columns in `schema`. Raises `InvalidArgument` for one that the
-        collection has not.
+        collection lacks.
         """
         own = [column.simpleString() for column in self.schema()]
         asked = [column.simpleString() for column in schema]
@@ -122,10 +120,10 @@ class StreamingNodeSource(DataSource):
 
 @dataclass(frozen=True)
 class Content:
-    """What the rows of a collection are made of at one cut.
+    """The files that make up a collection at one cut.
 
-    They are the rows of the segments and of the files of the table in the directory `table`, None
-    without one, that no delete removes. Files are by the name of their partition.
+    Its rows are those of the segments, and of the table's files, that no delete removes. `table` is
+    the table's directory, None without a table. Files are grouped by partition name.
     """
 
     entry: CollectionEntry
@@ -136,10 +134,10 @@ class Content:
 
 
 def content_of(cuts: CutLog, name: str) -> Content:
-    """Return what a collection is made of at the newest cut: cuts alone, or table and cuts.
+    """Return the files of a collection at the newest cut: of cuts alone, or of a table and cuts.
 
-    Raises `CollectionNotFound`. Where cuts are given up, raises what is wrong with the first table
-    that took them, or `Truncated` without a table.
+    Raises `CollectionNotFound`. When the first cuts are gone, raises the first table's problem if
+    no table is usable, or `Truncated` without a table.
     """
     entry = live_collection(cuts.read(cuts.newest), name)
     try:
@@ -161,7 +159,7 @@ def content_of(cuts: CutLog, name: str) -> Content:
 def _content_with_table(cuts: CutLog, name: str, lease: Lease) -> Content:
     table = open_leased(lease)
     note = next(table.history()).note
-    cuts.look()  # the table may have taken a cut that was made since these were listed
+    cuts.look()  # the table may have taken a cut that is newer than this listing
     if note.cut > cuts.newest:
         raise TableAhead(f"table {table.path} is ahead of this node — {put_back(lease)}")
     check_own(cuts, lease, note)
@@ -184,7 +182,7 @@ def _content_with_table(cuts: CutLog, name: str, lease: Lease) -> Content:
 
 @dataclass(frozen=True)
 class SegmentGroup(InputPartition):
-    """Segments of one vchannel and one partition, and the deletes that can reach them."""
+    """Segments of one vchannel and one partition, and the deletes that can affect them."""
 
     partition: str
     key: str
@@ -194,7 +192,7 @@ class SegmentGroup(InputPartition):
 
 @dataclass(frozen=True)
 class TableGroup(InputPartition):
-    """Files of one partition of a table, and the deletes that can reach them."""
+    """Files of one partition of a table, and the deletes that can affect them."""
 
     partition: str
     key: str
@@ -212,7 +210,7 @@ class CollectionReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the tasks: files that are read together, and the deletes that can reach them."""
+        """Return the tasks: files to read together, and the deletes that can affect them."""
         content = self._content
         key = content.entry.primary_key
         vchannel = attrgetter("vchannel")
@@ -231,8 +229,8 @@ class CollectionReader(DataSourceReader):
         return tasks
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one task; nothing for the empty task that Spark makes up when there is
-        none.
+        """Yield the rows of one task; none for the empty task that Spark creates when there is no
+        task.
         """
         if isinstance(partition, SegmentGroup | TableGroup):
             yield from rows_of(self._node, partition, to_arrow_schema(self._schema, timezone="UTC"))
@@ -251,8 +249,8 @@ def rows_of(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a group with exactly the columns and types of `target`.
 
-    Raises `Corrupt` naming a file that is not what its cut or table says, `Truncated` when
-    retention took one, `StorageFailed` when one of the table is gone.
+    Raises `Corrupt` for a file that does not match its cut or table, `Truncated` when retention
+    removed one, `StorageFailed` when a file of the table is missing.
     """
     deleted = _deleted(node, group.key, group.deletes) if group.deletes else None
     wanted = {*target.names, OFFSET} - {PARTITION}
@@ -281,7 +279,9 @@ def _batches_of(
 
 
 def _without(rows: pa.Table, deleted: pa.Table, *, key: str) -> pa.Table:
-    """Return the rows that are not deleted; a table may have another type for the key."""
+    """Return the rows that are not deleted; converts the key when the table has another type for
+    it.
+    """
     kind = deleted.schema.field("key").type
     if rows.schema.field(key).type != kind:
         own = rows.schema.get_field_index(key)

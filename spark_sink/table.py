@@ -1,9 +1,9 @@
-"""The open table: a Delta table that remembers which cuts of which node it has taken.
+"""The open table: a Delta table that records which cuts of which node it has taken.
 
 The watermark (cut, tick, manifest checksum; app transactions in the Delta log) is read from one
-loaded version, and a commit is the next version or none: whoever was faster, the log itself refuses
-it, whatever lock was held. So a watermark is only ever compared and committed on one handle. Every
-version is the state at its cut. ADR 0002 says why Delta.
+loaded version. A commit becomes the next version, or fails if another writer was faster: the log
+itself refuses it, whatever lock was held. So a watermark is only compared and committed on one
+handle. Every version is the collection's state at its cut. ADR 0002 gives the reasons for Delta.
 """
 
 import re
@@ -50,31 +50,33 @@ _PROPERTIES = ("streamingnode.node_id", "streamingnode.collection_id", "streamin
 _COMMIT_KEY = "streamingnode"
 
 CHECKPOINT_COMMITS = 16
-"""Commits between two checkpoints of the log: whoever opens a table reads one of those and no more
-commits than this.
+"""Commits between two checkpoints of the log: opening a table reads one checkpoint and at most this
+many commits.
 """
 _SETTINGS = {
     "delta.checkpointInterval": str(CHECKPOINT_COMMITS),
     "delta.dataSkippingNumIndexedCols": "-1",
 }
-"""Delta keeps the ranges of 32 columns unless told otherwise: in a wide table not those of `_tick`
-and `_offset`.
+"""By default Delta keeps the ranges of 32 columns only, in a wide table not those of `_tick` and
+`_offset`.
 """
 _CLEANED = "delta.enableExpiredLogCleanup"
 _LOG_KEPT = "delta.logRetentionDuration"
 _FILES_KEPT = "delta.deletedFileRetentionDuration"
 _KEPT_FOR = "interval {} seconds"
 _BARE = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""Nothing follows a commit before it is on disk; `OpenTable.checkpoint` does."""
+"""Runs nothing after a commit, which is not yet durable; `OpenTable.checkpoint` does that work
+later.
+"""
 
 _MAPPING = "delta.columnMapping.mode"
 _UNREADABLE_FEATURES = frozenset({"deletionVectors", "columnMapping"})
-"""Delta features under which the active files alone are not the rows."""
+"""Delta features with which the rows are more than the content of the active files."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableIdentity:
-    """Whose rows a table holds."""
+    """The node and collection whose rows a table holds."""
 
     node_id: str
     collection_id: int
@@ -82,7 +84,7 @@ class TableIdentity:
 
 
 class Watermark(NamedTuple):
-    """The newest cut a table has taken; cut 0 is before all."""
+    """The newest cut that a table has taken; cut 0 is before the first one."""
 
     cut: int
     tick: int
@@ -90,11 +92,11 @@ class Watermark(NamedTuple):
 
 
 class CommitNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What a commit says about itself: the cut it brought the table to, and the ticks of its first
-    and last change.
+    """The metadata of a commit: the cut it brought the table to, and the ticks of its first and
+    last change.
 
     The version is the collection's state from `last_tick` until the `first_tick` of the next
-    version. A commit that changed nothing has the cut's tick in both.
+    version. A commit without changes has the cut's tick in both.
     """
 
     node_id: str
@@ -109,22 +111,22 @@ class CommitNote(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TableVersion:
-    """One version of a table and the cut it is the state of."""
+    """One version of a table, and the note of its commit."""
 
     version: int
     note: CommitNote
 
     @property
     def created_tick(self) -> int:
-        """When the collection was created, for the version that created its table; 0 for others."""
+        """The collection's creation tick in version 0, which created its table; 0 in other
+        versions.
+        """
         return self.note.first_tick if self.version == 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """One data file to add; `stats` is the JSON text that Delta stores for readers that skip
-    files.
-    """
+    """One data file to add; `stats` is the JSON text that Delta stores for data skipping."""
 
     path: str
     bytes: int
@@ -134,11 +136,11 @@ class NewFile:
 
 
 def state_at(history: Sequence[TableVersion], tick: int) -> TableVersion | None:
-    """Return the version, of some that are newest first, that is the collection's state at a tick;
-    None when none is.
+    """Return the version that is the collection's state at a tick, from a history that is newest
+    first; None without one.
 
-    None is: past the newest cut, whose table has not seen what follows; between the first and the
-    last change of one commit; and before the earliest version.
+    No version is the state at a tick past the newest cut, between the first and the last change of
+    one commit, or before the earliest version.
     """
     return next(
         (version for version, first, last in _spans(history) if first <= tick <= last), None
@@ -148,8 +150,8 @@ def state_at(history: Sequence[TableVersion], tick: int) -> TableVersion | None:
 def nearest_states(
     histories: Sequence[Sequence[TableVersion]], tick: int
 ) -> tuple[int | None, int | None]:
-    """Return the last tick before `tick`, and the first one after it, at which every table has its
-    state; None for none.
+    """Return the last tick before `tick`, and the first one after it, at which every table has a
+    state; None for a missing one.
     """
     spans = [span for history in histories for span in _spans(history)]
     ends = sorted({last for _, _, last in spans if last < tick}, reverse=True)
@@ -173,23 +175,21 @@ def _spans(history: Sequence[TableVersion]) -> Iterator[tuple[TableVersion, int,
 
 
 class CommitConflict(Exception):
-    """Another writer committed after this version was loaded; nothing of ours is in the table."""
+    """Another writer committed after this version was loaded; this commit changed nothing."""
 
 
 class OpenTable:
-    """One loaded version of the table at a path, and the commit that follows it. Not safe across
-    threads.
-    """
+    """One loaded version of the table at a path, and the commit after it. Not thread-safe."""
 
     def __init__(self, path: Path, delta: DeltaTable) -> None:
         self.path = path
         self._delta = delta
-        # of a version: reading it takes a millisecond or three
+        # of a version; cached, as reading it takes 1 to 3 ms
         self._mark: tuple[int, Watermark] | None = None
 
     @classmethod
     def load(cls, path: Path, *, version: int | None = None) -> "OpenTable | None":
-        """Return the table at `path`, whoever made it; None when there is none."""
+        """Return the table at `path`, also one of another tool; None when there is none."""
         if not (path / "_delta_log").is_dir():
             return None
         try:
@@ -209,11 +209,9 @@ class OpenTable:
     ) -> "OpenTable":
         """Create the empty table that has taken everything up to `before`, and return it.
 
-        It is the collection's state from `created_tick` on, the tick of the collection's
-        creation, which is later than the tick of `before`.
-
-        Raises `CommitConflict` when another writer created it first, `AlreadyExists` when the
-        directory holds other things.
+        It is the collection's state from `created_tick` on, the tick of the collection's creation,
+        which is later than the tick of `before`. Raises `CommitConflict` when another writer
+        created a table there first.
         """
         path.mkdir(parents=True, exist_ok=True)
         properties = (identity.node_id, str(identity.collection_id), identity.collection)
@@ -237,16 +235,16 @@ class OpenTable:
         return cls(path, DeltaTable(str(path)))
 
     def at_version(self, version: int | None = None) -> "OpenTable":
-        """Return the table at a version, or loaded again at the newest one for None."""
+        """Return the table at a version; None loads the newest one again."""
         loaded = self if version == self.version else OpenTable.load(self.path, version=version)
         if loaded is None:
             raise StorageFailed(
-                f"table {self.path} is gone since it was opened — put it back, or read again"
+                f"table {self.path} was removed after it was opened — put it back, or read again"
             )
         return loaded
 
     def refresh(self) -> None:
-        """Go on to the newest version, in less than half the time of loading it."""
+        """Advance to the newest version, in less than half the time that loading takes."""
         self._delta.update_incremental()
 
     @property
@@ -256,7 +254,7 @@ class OpenTable:
 
     @property
     def identity(self) -> TableIdentity | None:
-        """Whose table this is; None when it was not made by an ingest."""
+        """The node and collection of this table; None when no ingest made it."""
         properties = self._delta.metadata().configuration
         try:
             node_id, collection_id, collection = (properties[name] for name in _PROPERTIES)
@@ -266,29 +264,30 @@ class OpenTable:
 
     @property
     def watermark(self) -> Watermark:
-        """The newest cut this version has taken. Raises `Corrupt` when the table does not say."""
+        """The newest cut this version has taken. Raises `Corrupt` when the table has none."""
         if self._mark is not None and self._mark[0] == self.version:
             return self._mark[1]
         versions = map(self._delta.transaction_version, _apps(self.owner()))
         mark = Watermark(*(-1 if version is None else version for version in versions))
         if min(mark) < 0:
             raise Corrupt(
-                f"table {self.path} does not say which cuts it has taken — ingest into another "
-                "directory"
+                f"table {self.path} has no watermark of the cuts it has taken — ingest into "
+                "another directory"
             )
         self._mark = self.version, mark
         return mark
 
     @property
     def spark_schema(self) -> "StructType":
-        """The table's columns; Delta and Spark write schemas alike."""
+        """The table's columns; Delta and Spark use one JSON form for schemas."""
         from pyspark.sql.types import StructType  # a node reads tables without Spark
 
         return StructType.fromJson(msgspec.json.decode(self._delta.schema().to_json()))
 
     def owner(self) -> TableIdentity:
-        """Return whose table this is. Raises `AlreadyExists` when no ingest made it,
-        `UnsupportedFormat` as `files`.
+        """Return the node and collection of this table.
+
+        Raises `AlreadyExists` when no ingest made it, `UnsupportedFormat` as `files`.
         """
         identity = self.identity
         if identity is None:
@@ -302,25 +301,25 @@ class OpenTable:
     @property
     def schema(self) -> pa.Schema:
         """The table's columns."""
-        # it gives what Arrow's C interface takes
+        # `to_arrow` returns an object of Arrow's C interface
         return pa.schema(self._delta.schema().to_arrow())  # type: ignore[arg-type]
 
     def files(self, *, key: str = OFFSET) -> list[TableFile]:
         """Return the active files; `key` is the column whose range they report.
 
-        Raises `UnsupportedFormat` when another tool turned on a Delta feature under which files are
-        not rows.
+        Raises `UnsupportedFormat` when another tool turned on a Delta feature with which the active
+        files alone are not the rows.
         """
         self._refuse_unreadable_features()
         rows = pa.table(self._delta.get_add_actions(flatten=False))
         wanted = {key, OFFSET, TICK, VCHANNEL}
-        # the ranges of the other columns would take nearly all of the time
+        # converting the ranges of the other columns would take nearly all of the time
         for name in ("min", "max"):
             if name in rows.column_names:
                 ranges = zip(rows.schema.field(name).type, rows[name].flatten(), strict=True)
                 kept = {field.name: values for field, values in ranges if field.name in wanted}
                 rows = rows.drop([name])
-                if kept:  # else the log has no range of any of them
+                if kept:  # otherwise the log has no range of any of them
                     rows = rows.append_column(name, pa.table(kept).to_struct_array())
         return [file_in_log(row, key) for row in rows.to_pylist()]
 
@@ -328,15 +327,17 @@ class OpenTable:
         """Return all rows, in columns with the collection's own types, then `_tick`, `_offset`,
         `_vchannel`, `_partition`.
 
-        With a selection, which has these columns, what it rules out may be missing. Each file's are
-        in the order of their ticks, and the files in that of their first. Raises `StorageFailed`
-        when a file that the log names is not there, `Corrupt` when it is not what the log says.
+        With a selection, which has these columns, rows outside it may be missing. The rows of each
+        file are in tick order, and files are in the order of their first ticks. Raises
+        `StorageFailed` when a file that the log names is missing, `Corrupt` when it does not match
+        the log.
         """
         stored = stored_schema(columns)
         schema = stored.append(pa.field(PARTITION, pa.string()))
         order: Any = [(column, "ascending") for column in (TICK, VCHANNEL, OFFSET)]
         files = self.files(key=selection.key if selection else OFFSET)
-        # All columns where nothing is selected: who verifies a table wants their pages read.
+        # Without a selection all columns are read: the caller verifies a table, and its pages need
+        # reading.
         read = partial(self.read_file, columns=stored if selection else None, selection=selection)
         tables = [
             (file.tick_min, shaped(read(file), schema, partition=file.partition).sort_by(order))
@@ -349,8 +350,8 @@ class OpenTable:
         return pa.concat_tables([schema.empty_table(), *(table for _, table in tables)])
 
     def place_of(self, file: TableFile) -> Path:
-        """Return the path of a data file that is there and as long as the log says. Raises as
-        `rows`.
+        """Return the path of a data file, after checking that it exists and has the logged length.
+        Raises as `rows`.
         """
         return place_of(self.path, file)
 
@@ -361,8 +362,8 @@ class OpenTable:
         columns: pa.Schema | None = None,
         selection: Selection | None = None,
     ) -> pa.Table:
-        """Return the rows of a data file, with at least these columns; all of them for None. Raises
-        as `rows`.
+        """Return the rows of a data file, with at least these columns; None reads all columns.
+        Raises as `rows`.
         """
         with opened_file(self.path, file) as content:
             if selection is not None and columns is not None:
@@ -378,12 +379,12 @@ class OpenTable:
         removes: Sequence[TableFile],
         attempt: str,
     ) -> int:
-        """Swap files and move the watermark in one commit, and return its version; on disk when
-        `sync` has returned.
+        """Swap files and move the watermark in one commit, and return its version; durable once the
+        caller has synced the log.
 
-        `changed` are the ticks of the first and the last change, the cut's own when there was none.
+        `changed` are the ticks of the first and the last change, both the cut's own without one.
         Raises `CommitConflict` when this is no longer the newest version, whoever made that; the
-        table is unchanged then.
+        table is then unchanged.
         """
         assert at.cut > self.watermark.cut, "a cut is taken once"
         version = self.version + 1
@@ -398,15 +399,15 @@ class OpenTable:
     def compact(
         self, *, adds: Sequence[NewFile], removes: Sequence[TableFile], attempt: str
     ) -> None:
-        """Swap files for others with the same rows: the new version is the state that this one is,
-        and is read as of it.
+        """Replace files by others with the same rows: the new version is the same state as this
+        one, and reads as of it.
 
         Raises `CommitConflict` as `commit` does, also when a file to remove is no longer in the
         table.
         """
         if not {file.path for file in removes} <= {file.path for file in self.files()}:
             raise CommitConflict("another writer has replaced a file that was to be compacted")
-        note = next(self.history()).note  # the newest of a cut
+        note = next(self.history()).note  # the newest version's note
         changed = (note.first_tick, note.last_tick)
         properties = _commit_properties(
             self.owner(), self.watermark, changed=changed, attempt=attempt
@@ -414,11 +415,11 @@ class OpenTable:
         self._swap(adds, removes, properties, changes=False)
 
     def keep(self, seconds: int, *, unused_s: int) -> None:
-        """Let Delta give up commits of this age, and files that no version has, unless it does so
+        """Set Delta's ages for removing commits, and files that no version has, unless they are set
         already.
 
-        A vacuum of another tool goes by `unused_s`: it would take the files of an attempt that is
-        under way for longer.
+        Other tools vacuum by `unused_s`: they remove the files of an attempt that is under way for
+        longer than that.
         """
         ages = {_LOG_KEPT: seconds, _FILES_KEPT: unused_s}
         wanted = {name: _KEPT_FOR.format(age) for name, age in ages.items()} | _SETTINGS
@@ -426,11 +427,11 @@ class OpenTable:
             self._delta.alter.set_table_properties(wanted, post_commithook_properties=_BARE)
 
     def checkpoint(self) -> None:
-        """Write the log's checkpoint when it is due, and let Delta give up commits; they have to be
-        on disk, and it is.
+        """Write the log's checkpoint when it is due, durably, and remove old commits. All commits
+        must be durable before.
 
-        Delta writes it in place and syncs nothing: a power cut would leave half of one, and a table
-        that nobody can open. So it is made in a copy of the log's end, and moved.
+        Delta writes a checkpoint in place and syncs nothing: a power cut could leave half of one,
+        and no reader could open the table. So it is made in a copy of the log's end, and moved.
         """
         log = self.path / "_delta_log"
         building = self.path / "_checkpoint"
@@ -439,7 +440,9 @@ class OpenTable:
         if self.version - int(first or -1) < CHECKPOINT_COMMITS:
             return
         if next(self.history()).version < self.version:
-            return  # it waits for an ingest, whose commit then stays in the log
+            # Wait for a commit with a note: after the clean-up the log begins with this version's
+            # commit.
+            return
         shutil.rmtree(building, ignore_errors=True)  # of a job that was killed
         made = building / log.name
         made.mkdir(parents=True)
@@ -449,7 +452,8 @@ class OpenTable:
                     shutil.copy(path, made)
             DeltaTable(str(building)).create_checkpoint()
             failpoint("compact.checkpoint_made")
-            for name in (f"{last}.checkpoint.parquet", "_last_checkpoint"):  # which names the other
+            # `_last_checkpoint` names the checkpoint, so it comes second
+            for name in (f"{last}.checkpoint.parquet", "_last_checkpoint"):
                 sync_file(made / name)
                 (made / name).replace(log / name)
                 sync_directory(log)
@@ -457,14 +461,13 @@ class OpenTable:
             shutil.rmtree(building, ignore_errors=True)
         failpoint("compact.checkpointed")
         if self._delta.metadata().configuration.get(_CLEANED, "true") == "true":
-            self._give_up_commits(log)
+            self._remove_old_commits(log)
 
-    def _give_up_commits(self, log: Path) -> None:
-        """Remove what the log has before the version that was the newest one as long ago as `keep`
-        said.
+    def _remove_old_commits(self, log: Path) -> None:
+        """Remove the log before the version that was the newest one at the age that `keep` set.
 
-        Delta's own goes by the age of a commit: after a pause it takes the version that everybody
-        read until a moment ago.
+        Delta's own clean-up uses the age of commits: after a pause it removes the version that was
+        the newest until a moment ago.
         """
         kept = re.fullmatch(
             _KEPT_FOR.format(r"(\d+)"), self._delta.metadata().configuration.get(_LOG_KEPT, "")
@@ -523,36 +526,36 @@ class OpenTable:
         self.refresh()
 
     def history(self) -> Iterator[TableVersion]:
-        """Yield the versions that an ingest committed and the log still names, newest first; reads
-        only as far as asked.
+        """Yield the versions of ingests in the log, newest first; reads only as far as the caller
+        iterates.
 
-        Where other tools, who change no row, gave up all of these, it is the loaded one. Delta's
-        own history numbers all there are downwards from the loaded version: a commit made meanwhile
-        moves every number.
+        If other tools, which change no rows, have removed all of these, it yields the loaded
+        version. Delta's own history is not used: it numbers the commits downwards from the loaded
+        version, so a commit made meanwhile shifts every number.
         """
-        is_told = False
+        is_found = False
         for version in range(self.version, -1, -1):
             try:
                 commit = (self.path / "_delta_log" / f"{version:020}.json").read_bytes()
             except FileNotFoundError:
                 break
             if (note := _note(commit)) is not None:
-                is_told = True
+                is_found = True
                 yield TableVersion(version, note)
-        if not is_told:
+        if not is_found:
             at = self.watermark
             yield TableVersion(self.version, _note_at(self.owner(), at, changed=(at.tick, at.tick)))
 
     def attempts(self) -> frozenset[str]:
-        """Return the attempts that were committed, by their commits in the log and their files,
-        which may outlive those.
+        """Return the committed attempts, from the commits in the log and from the active files,
+        which may outlive those commits.
         """
         files = (file.path.partition("/")[0] for file in self.files())
         return frozenset([*files, *(version.note.attempt for version in self.history())])
 
     def _refuse_unreadable_features(self) -> None:
         features = _UNREADABLE_FEATURES.intersection(self._delta.protocol().reader_features or ())
-        # an older protocol has no features
+        # an older protocol lists no features
         if self._delta.metadata().configuration.get(_MAPPING, "none") != "none":
             features |= {"columnMapping"}
         if features:
@@ -588,14 +591,14 @@ def _commit_properties(
         app_transactions=[
             Transaction(app, value) for app, value in zip(_apps(identity), at, strict=True)
         ],
-        # Delta lets a commit follow one that has removed the same files: a rewrite that doubles
-        # rows
+        # On a retry Delta would accept a commit after another one that removed the same files, and
+        # rows would be doubled.
         max_commit_retries=0,
     )
 
 
 def _note(commit: bytes) -> CommitNote | None:
-    """Return what a commit says about itself; None for one that no ingest made."""
+    """Return the note of a commit; None for a commit that no ingest made."""
     with suppress(msgspec.MsgspecError):
         for action in map(msgspec.json.decode, commit.splitlines()):
             if _COMMIT_KEY in (action.get("commitInfo") or ()):

@@ -1,10 +1,10 @@
 """Tables and the node's files as Spark frames, read natively: one table, several at one cut, and
-rows that deletes leave.
+rows after deletes.
 
-Any Delta reader sees the same rows; Spark without Delta's jar gets the files by name from the
-table's log. A version is the collection's state from the last change in it to the first change of
-the next: that is what makes several tables meet, and a tick between the first and the last change
-of one commit has no version. Schemas are given, never guessed from a file.
+Any Delta reader sees the same rows. Spark without Delta's jar gets the files by name from the
+table's log. A version is the collection's state from its last change to the first change of the
+next version, so several tables have a state at the same tick. A tick between the first and the last
+change of one commit has no version. Schemas are always given, never inferred from a file.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,22 +29,23 @@ from wal.timetick import tick_given, tick_shown
 DELETED_BELOW = "_deleted_below"
 
 READ_OPTIONS: Mapping[str, str] = {
-    # Paths are those of files, also where a directory above them is called `a[b]` or `a=b`, and
-    # whatever names a session skips.
+    # Paths are literal file names, also below a directory called `a[b]` or `a=b`, and whatever
+    # names a session skips.
     "__globPaths__": "false",
     "recursiveFileLookup": "true",
     "ignoredPathSegmentRegex": "",
-    # Files of Arrow lack Spark's note of its calendar: a session decides then, unless this does.
+    # Files of Arrow have no mark of Spark's calendar: without this option the session would decide.
     "datetimeRebaseMode": "CORRECTED",
     "int96RebaseMode": "CORRECTED",
     "mergeSchema": "false",
-    # What is damaged or missing is an error, never fewer rows or other values.
+    # A damaged or missing file is an error, never fewer rows or other values.
     "ignoreCorruptFiles": "false",
     "ignoreMissingFiles": "false",
     "parquet.page.verify-checksum.enabled": "true",
 }
-"""Options of every read of files. A read's option wins over the setting of the caller's session,
-which may be there for other files than these."""
+"""Options of every read of files. They take precedence over settings of the caller's session, which
+may be meant for other files.
+"""
 
 WRITE_OPTIONS: Mapping[str, str] = {
     "compression": "zstd",
@@ -54,18 +55,18 @@ WRITE_OPTIONS: Mapping[str, str] = {
     "parquet.page.write-checksum.enabled": "true",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
-"""Options of every write, whatever the session's configuration says of others."""
+"""Options of every write; they take precedence over the session's settings."""
 
 BROADCAST_ROWS_MAX = 1_000_000
-"""Deletes up to this many are sent to every task (about 100 bytes each in the JVM); beyond, Spark
-sorts and merges.
+"""Up to this many deletes are sent to every task (about 100 bytes each in the JVM); with more,
+Spark sorts and merges.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TablesAt:
-    """Several tables as they were at one tick; `cut` is the newest cut in one of them that is not
-    past it.
+    """Several tables as they were at one tick; `cut` is the newest cut in their histories at or
+    before it.
     """
 
     cut: int
@@ -82,14 +83,14 @@ def read_table(
     """Return the rows of a table, now or as of a tick or a time, with the system columns.
 
     The frame reads the files of the version chosen here; a later ingest does not change it. As of a
-    tick it is exactly what the collection was then: the rows that `Node.snapshot` gives.
+    tick it has exactly the collection's rows at that tick, as `Node.snapshot` returns them.
 
-    Raises `InvalidArgument` for an address, when there is no table, when the tick is past what the
-    table has taken, and, naming the nearest ticks there are, when its state was hidden in one
-    commit with later ones. Raises `Truncated`, naming the earliest tick there is, when the tick is
-    before the collection was created, when the table's log no longer reaches back to it, and when a
-    vacuum took a file of that version; `StorageFailed` when a file is missing otherwise, and
-    `Corrupt` when one has another length than the table says.
+    Raises `InvalidArgument` for an address; when there is no table; when the tick is past what the
+    table has taken; and, naming the nearest available ticks, when one commit took the state
+    together with later changes. Raises `Truncated`, naming the earliest available tick, when the
+    tick is before the collection's creation, when the table's log no longer reaches back to it, and
+    when a vacuum removed a file of that version. Raises `StorageFailed` when a file is missing
+    otherwise, and `Corrupt` when one has another length than the table says.
     """
     table = _load(check_path("table", path))
     if as_of_tick is not None:
@@ -110,11 +111,11 @@ def read_tables(
     names: Iterable[str],
     as_of_tick: int | datetime | None = None,
 ) -> TablesAt:
-    """Return several tables of one node, all as of one tick or time: the tick of the newest cut
-    that all have for None.
+    """Return several tables of one node, all as of one tick or time; None means the newest cut that
+    all of them have.
 
-    Raises as `read_table` does, and `InvalidArgument` when they are fed from several nodes, or when
-    no cut is in all.
+    Raises as `read_table` does, and `InvalidArgument` when they come from several nodes or have no
+    common cut.
     """
     root = check_path("directory of tables", tables_dir)
     loaded = {name: _load(root / name) for name in names}
@@ -138,9 +139,7 @@ def read_tables(
 
 
 def newest_common(histories: Mapping[str, Sequence[TableVersion]]) -> int | None:
-    """Return the tick of the newest cut at which every table has its state; None when there is
-    none.
-    """
+    """Return the tick of the newest cut at which every table has a state; None without one."""
     of_all = histories.values()
     newest = min(history[0].note.tick if history else 0 for history in of_all)
     ticks = sorted({found.note.tick for history in of_all for found in history}, reverse=True)
@@ -151,14 +150,14 @@ def newest_common(histories: Mapping[str, Sequence[TableVersion]]) -> int | None
 
 
 def _states_at(histories: Mapping[str, Sequence[TableVersion]], tick: int) -> dict[str, int]:
-    """Return the version of each table that is its state at a tick; each history is newest first.
+    """Return the version of each table that is its state at a tick; histories are newest first.
     Raises as `read_table`.
     """
     states = {name: state_at(history, tick) for name, history in histories.items()}
     versions = {name: state.version for name, state in states.items() if state is not None}
     if len(versions) == len(states):
         return versions
-    told = ", ".join(name for name in states if name not in versions)
+    missing = ", ".join(name for name in states if name not in versions)
     before, after = nearest_states(list(histories.values()), tick)
     created = {name: history[-1].created_tick for name, history in histories.items()}
     newest_name = max(created, key=lambda name: created[name])
@@ -167,19 +166,19 @@ def _states_at(histories: Mapping[str, Sequence[TableVersion]], tick: int) -> di
     newest = min(history[0].note.tick for history in histories.values())
     if tick > newest:
         raise InvalidArgument(
-            f"as_of_tick={tick_shown(tick)} is past what {told} has taken, up to "
+            f"as_of_tick={tick_shown(tick)} is past what {missing} has taken, up to "
             f"{tick_shown(newest)} — "
             "ingest again, ask for an earlier one, or leave it out"
         )
     if before is None and after is not None:
         step = f"ask for {tick_shown(after)} or later"
-        raise Truncated(f"the state of {told} at {tick_shown(tick)}", after, step)
+        raise Truncated(f"the state of {missing} at {tick_shown(tick)}", after, step)
     nearest = (
         " or ".join(tick_shown(each) for each in (before, after) if each is not None)
         or "none; leave it out"
     )
     raise InvalidArgument(
-        f"{told} has no version of its own for the state at {tick_shown(tick)}: "
+        f"{missing} has no version of its own for the state at {tick_shown(tick)}: "
         "a commit took it together with later changes — "
         f"the nearest are {nearest}; an ingest with every_cut=True keeps each cut"
     )
@@ -193,10 +192,11 @@ def _load(path: Path) -> OpenTable:
 
 
 def _kept(table: OpenTable, history: Sequence[TableVersion]) -> OpenTable:
-    """Return a version whose files are all there; `history` has the later ones, newest first.
+    """Return the given version after checking that all of its files exist; `history` has later
+    versions, newest first.
 
-    Raises `Truncated` where a vacuum has taken a file: Spark would fail on it, later. The error
-    names the earliest tick of a later version that has all of its files, None for none.
+    Raises `Truncated` when a vacuum has removed a file: Spark would fail on it later. The error
+    names the earliest tick of a later version that has all of its files, None without one.
     """
     gone = _vacuumed(table)
     if gone is None:
@@ -213,7 +213,7 @@ def _kept(table: OpenTable, history: Sequence[TableVersion]) -> OpenTable:
 
 
 def _vacuumed(table: OpenTable) -> str | None:
-    """Return the first file of a version that is not there any more, None when all are."""
+    """Return the path of the first missing file of a version, None when all exist."""
     missing = (file.path for file in table.files() if not (table.path / file.path).exists())
     return next(missing, None)
 
@@ -232,7 +232,7 @@ def read_rows(
     """Return the rows of Parquet files given by partition name, with the columns of `schema`, the
     table's.
 
-    The paths are absolute and the rows those of the files, whatever the session is set to.
+    Paths are absolute. The session's settings do not affect the rows.
     """
     in_file = StructType([field for field in schema.fields if field.name != PARTITION])
     reader = spark.read.schema(in_file).options(**READ_OPTIONS)
@@ -251,11 +251,11 @@ def read_rows(
 def read_deletes(
     spark: SparkSession, schema: StructType, key: str, paths: Iterable[Path], *, rows: int
 ) -> DataFrame:
-    """Return each deleted key with the largest offset of its deletes, which alone matters; the
-    files hold `rows` rows.
+    """Return each deleted key with the largest offset of its deletes, the only one that matters;
+    the files hold `rows` rows.
 
-    Few of them are gathered in one task, without a shuffle, and marked to be sent to every task
-    that joins them.
+    Few deletes are gathered in one task, without a shuffle, and broadcast to every task that joins
+    them.
     """
     in_file = StructType([schema[key], StructField(OFFSET, LongType())])
     few = rows <= BROADCAST_ROWS_MAX
@@ -269,7 +269,9 @@ def read_deletes(
 
 
 def without_deleted(rows: DataFrame, deletes: DataFrame, key: str) -> DataFrame:
-    """Return the rows that no delete removes: it removes those of its key with a smaller offset."""
+    """Return the rows that no delete removes; a delete removes rows of its key with a smaller
+    offset.
+    """
     removed = (rows[_quoted(key)] == deletes[_quoted(key)]) & (
         rows[OFFSET] < deletes[DELETED_BELOW]
     )
@@ -277,8 +279,9 @@ def without_deleted(rows: DataFrame, deletes: DataFrame, key: str) -> DataFrame:
 
 
 def write_rows(parts: Iterable[tuple[DataFrame, int]], directory: Path) -> None:
-    """Write rows as Parquet, one folder for each partition, and in each so many files of each part
-    at most; in parallel.
+    """Write rows as Parquet, in parallel, to one folder for each partition.
+
+    Each part is a frame and the largest number of files that it makes in each folder.
     """
     rows = reduce(DataFrame.unionAll, [rows.coalesce(files_max) for rows, files_max in parts])
     writer = rows.write.partitionBy(PARTITION).options(**WRITE_OPTIONS)
@@ -286,12 +289,12 @@ def write_rows(parts: Iterable[tuple[DataFrame, int]], directory: Path) -> None:
 
 
 def _local(path: Path) -> str:
-    """Return an absolute path as Spark takes it whatever file system the session has for a
-    default.
+    """Return an absolute path as a file URI, which Spark reads whatever the session's default file
+    system is.
     """
     return f"file://{path}"
 
 
 def _quoted(name: str) -> str:
-    """Return the column of exactly this name, whatever characters it has."""
+    """Return a quoted column name, which Spark takes literally."""
     return "`" + name.replace("`", "``") + "`"

@@ -1,11 +1,11 @@
 """Keeps a table that takes a cut every few seconds small: few files, a short log, no file that no
 version needs.
 
-Small files become one by copying their rows, in a commit of its own that says it changes none. It
-is an attempt like an ingest's, with the same crash points, written without the table's lock, so
-that ingests go on; only the commit waits for it, and is given up when one of the files has been
-replaced meanwhile. Neither Spark nor Delta's own `OPTIMIZE` does it: the one takes a JVM for a
-copy, the other syncs nothing, so that a power cut would take rows that were on disk before.
+Small files are merged by copying their rows, in a separate commit that is marked as changing no
+data. A merge is an attempt like an ingest's, with the same crash points. It writes without the
+table's lock, so that ingests go on; only the commit takes the lock, and it is abandoned when one of
+the files has been replaced meanwhile. Spark is not used, as it takes a JVM to copy. Delta's
+`OPTIMIZE` is not used, as it syncs nothing: a power cut would lose rows that were durable before.
 """
 
 import shutil
@@ -27,28 +27,24 @@ from wal.errors import StorageFailed
 from wal.failpoint import failpoint
 
 SMALL_FILE_BYTES = FILE_BYTES_TARGET // 4
-"""Files of this size are left as they are: what many readers do at once is worth more than fewer
-files.
-"""
+"""Files of at least this size are not merged: parallel reads are worth more than fewer files."""
 SMALL_FILES_MAX = 64
-"""Smaller files of one partition before they become one; with a cut every 2 s that is every 2
-minutes.
-"""
+"""Small files of one partition before they are merged; with a cut every 2 s, every 2 minutes."""
 NEWEST_FILES = 4
-"""Of a partition, which stay as they are: keys that were just written change most, and that
-rewrites their file.
+"""The newest files of a partition are not merged: keys that were just written change most, and each
+change rewrites their file.
 """
 ROW_GROUP_BYTES = 64 << 20
-"""Rows in memory at a time, as Arrow has them."""
+"""Bytes of rows in memory at a time, in Arrow's format."""
 
 
 def small_files(files: Sequence[TableFile]) -> Iterator[Sequence[TableFile]]:
-    """Yield the files of each partition that are due to become one, smallest first, together
-    `FILE_BYTES_TARGET` at most.
+    """Yield the files of each partition that are due to be merged, smallest first, together at most
+    `FILE_BYTES_TARGET`.
 
-    A file larger than all smaller ones together waits for more of them, so a row is copied a few
-    times, not once in 64 cuts. A partition has `SMALL_FILES_MAX` small files beside the newest, and
-    24 more at most, each twice the one before.
+    A file that is larger than all smaller ones together waits for more of them, so a row is copied
+    a few times in total, not once in 64 cuts. A partition has at most `SMALL_FILES_MAX` small files
+    beside the newest, and at most 24 more, each twice as large as the one before.
     """
     order = sorted(files, key=lambda file: (file.partition, file.bytes, file.path))
     for _, found in groupby(
@@ -68,11 +64,11 @@ def small_files(files: Sequence[TableFile]) -> Iterator[Sequence[TableFile]]:
 
 
 def compact(table: OpenTable, *, is_stopping: Callable[[], bool] = lambda: False) -> int:
-    """Make one file of the small ones of each partition that has many; return how many files there
-    are less.
+    """Merge the small files of each partition that has many; return the decrease in the number of
+    files.
 
-    Once `is_stopping`, it begins no other. Readers of an older version find its files until
-    `remove_unused` takes them. Blocks; can be killed anywhere.
+    Once `is_stopping` is true, no further merge begins. Readers of an older version find its files
+    until `remove_unused` removes them. Blocks; can be killed anywhere.
     """
     removed = 0
     for files in takewhile(lambda _: not is_stopping(), small_files(table.files())):
@@ -88,11 +84,11 @@ def compact(table: OpenTable, *, is_stopping: Callable[[], bool] = lambda: False
             adds = attempt.seal()
             if sum(file.rows for file in adds) < sum(file.rows or 0 for file in files):
                 raise StorageFailed(
-                    f"rows in {attempt.directory} were removed by another tool — it is tried again"
+                    f"another tool removed rows in {attempt.directory} — a later round tries again"
                 )
             with table_lock(table.path.parent, table.path.name):
                 newest = table.at_version()
-                if newest.identity != table.identity:  # dropped, and made anew
+                if newest.identity != table.identity:  # dropped and created again
                     raise CommitConflict(f"{table.path} is another table now")
                 sync_log(table.path)
                 newest.compact(adds=adds, removes=files, attempt=attempt.name)
@@ -108,7 +104,7 @@ def _merge(table: OpenTable, files: Sequence[TableFile], target: Path) -> None:
     target.parent.mkdir(parents=True)
     ordered = sorted(files, key=lambda file: (file.offset_min or 0, file.path))
     given = (shaped(table.read_file(file), schema, partition=file.partition) for file in ordered)
-    # their ranges leave out NaN
+    # statistics of floating-point columns leave out NaN
     ranged = [field.name for field in schema if not pa.types.is_floating(field.type)]
     with pq.ParquetWriter(
         target, schema, compression="zstd", write_page_checksum=True, write_statistics=ranged
@@ -118,9 +114,7 @@ def _merge(table: OpenTable, files: Sequence[TableFile], target: Path) -> None:
 
 
 def keep_versions(table: OpenTable, seconds: int) -> None:
-    """Let the table's log give up what is older: its versions can then be read for that long, at
-    least.
-    """
+    """Let the table's log remove versions older than `seconds`; younger ones stay readable."""
     with table_lock(table.path.parent, table.path.name):
         sync_log(table.path)
         table.at_version().keep(seconds, unused_s=max(seconds, ABANDONED_AGE_S))
@@ -128,18 +122,16 @@ def keep_versions(table: OpenTable, seconds: int) -> None:
 
 
 def remove_unused(table: OpenTable) -> None:
-    """Remove files of attempts that no version in the log needs; what an attempt under way has
-    written stays.
-    """
-    # In this order: an attempt that was there and has no intent any more is in the log, or was
-    # discarded.
+    """Remove files of attempts that no version in the log needs; attempts under way stay."""
+    # The order matters: an attempt in `attempts` without an intent has been committed, and is in
+    # the log, or discarded.
     attempts = sorted(path for path in table.path.glob("cut-*") if path.is_dir())
     kept = {path.name for path in (table.path / INTENTS).glob("cut-*")}
     newest = table.at_version()
     versions = list(newest.history())
     kept |= {version.note.attempt for version in versions}
-    # What the earliest version has was added by commits that the log has given up; what came later,
-    # `versions` name.
+    # Files of the earliest version were added by commits that are no longer in the log; `versions`
+    # has all later commits.
     needed = {
         file.path
         for each in (versions[-1].version, newest.version)

@@ -18,7 +18,6 @@ import anyio
 
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
-from streamingnode.rows import load_pandas
 from streamingnode.signals import ENDING, Interrupted
 from wal.address import LinkOptions
 from wal.append import AppendObserver
@@ -203,10 +202,14 @@ def connect(
 
 
 def load_what_is_slow() -> None:
-    """Load what would hold up an event loop when it is used first; most commands use none of it."""
+    """Load what would hold up an event loop when it is used first; most commands use none of it.
+
+    pyarrow looks for pandas when it makes its first array and imports it: that takes half a second.
+    """
+    import pyarrow as pa
     import structlog  # noqa: F401
 
-    load_pandas()
+    pa.array([0])
 
 
 def _is_unicode(text: str) -> bool:

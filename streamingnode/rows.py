@@ -58,14 +58,6 @@ DICTS_PER_BATCH = 4_096
 """Dicts converted in one go: about 2 ms of work, after which a thread gives way."""
 
 
-def load_pandas() -> None:
-    """Let pyarrow import pandas, which it looks for when it makes its first array.
-
-    Blocks for half a second, where pandas is installed.
-    """
-    pa.array([0])
-
-
 @dataclass(frozen=True, slots=True)
 class RowShape:
     """What rows of one schema version must look like; build it once with `row_shape`."""

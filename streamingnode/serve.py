@@ -17,7 +17,7 @@ from streamingnode.config import load_config
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.listening import Listener
 from streamingnode.node import Node
-from streamingnode.opening import reach_node
+from streamingnode.opening import load_what_is_slow, reach_node
 from streamingnode.reaching import Wish
 from streamingnode.remote.auth import Endpoint, Tokens
 from streamingnode.remote.server import Server
@@ -47,6 +47,7 @@ async def serve_node(
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     with ENDING.reacting(partial(loop.call_soon_threadsafe, stop.set)):
+        await in_thread(load_what_is_slow)
         node = await reach_node(Wish.REPLACE, directory, settle)
         await _serve(node, directory, endpoints, ready, stop, reading)
 

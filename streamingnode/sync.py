@@ -41,6 +41,22 @@ from wal.rocks.layout import Durability
 from wal.rocksmq.contract import Consumer, MessageQueue
 from wal.rocksmq.messages import ConsumerMessage
 
+__all__ = [
+    "SyncChannels",
+    "SyncConsumer",
+    "SyncMsgStream",
+    "SyncMsgStreamFactory",
+    "SyncNode",
+    "SyncProducer",
+    "SyncQueue",
+    "SyncReader",
+    "SyncTicker",
+    "SyncTransaction",
+    "bridge",
+    "connect",
+    "open_node",
+]
+
 P = ParamSpec("P")
 T = TypeVar("T")
 SideT = TypeVar("SideT", bound="Blocking")

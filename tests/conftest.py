@@ -10,17 +10,17 @@ import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import ModuleType
+from zlib import crc32
 
 import pytest
-import structlog  # noqa: F401 - what is loaded late would be loaded on the event loop of some test
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from streamingnode.rows import load_pandas
+from streamingnode.opening import load_what_is_slow
 
-load_pandas()
+load_what_is_slow()
 ROOT = Path(__file__).resolve().parent.parent
 
 # A shell that starts this in the background, or `nohup`, has signals ignored, and programs that
@@ -86,13 +86,20 @@ def no_blocking_on_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
         detector.deactivate()
 
 
+SPARK_SESSIONS = 2
+
+
 class _SparkTogether(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Sends whole files to test processes, and all that share a Spark session to one: a second Java
-    would cost more.
+    """Sends whole files to test processes, and those that use Spark to `SPARK_SESSIONS` of them.
+
+    A Java process takes 10 s to start and to warm up, so each further session costs that much.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith("tests/spark_sink/") else super()._split_scope(nodeid)
+        scope: str = super()._split_scope(nodeid)
+        if not scope.startswith("tests/spark_sink/"):
+            return scope
+        return f"spark {crc32(scope.encode()) % SPARK_SESSIONS}"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import streamingnode as sn
-from tests import parsed_command
 from tests.parsed_command import named_by
 
 ROOT = Path(__file__).parents[1]
@@ -77,10 +76,3 @@ def test_settings_of_the_documents_are_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page, command", COMMANDS, ids=[command for _, command in COMMANDS])
 def test_command_of_a_page_parses_as_written(page: str, command: str) -> None:
     assert named_by(shlex.split(command)[1:]) in command, page
-
-
-def test_every_command_is_on_the_first_page() -> None:
-    shown = {command for page, command in COMMANDS if page == "README.md"}
-    assert {named_by(shlex.split(each)[1:]).split()[0] for each in shown} == {
-        name.split()[0] for name in parsed_command.COMMANDS
-    }

@@ -126,7 +126,7 @@ NUMBERS = {
         f"the results of the {ProducerLimits().results_per_producer_max:,} highest sequences",
         f"in batches of up to {rows_in.ROWS_MAX:,} rows or {rows_in.BYTES_MAX // MIB} MiB",
         f"up to {NOTE_BYTES_MAX >> 10} KiB kept with the name",
-        f"one is made every {CONFIG.flush.schedule.interval_s:g} seconds",
+        f"One is made every {CONFIG.flush.schedule.interval_s:g} seconds",
     ],
     "docs/production": [
         f"to {CONFIG.writes.pending_bytes_max // MIB} MiB of writes on their way",

@@ -55,11 +55,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 
 def test_the_first_program_runs_as_written_twice_in_a_row(written: tuple[Path, list[str]]) -> None:
     directory, printed = written
-    seen, seen_again = [[line.split()[1:] for line in each.splitlines()[:-1]] for each in printed]
-    assert seen == [["CREATE_COLLECTION", "0"], ["TXN", "2"], ["TXN", "2"]]
-    assert seen_again == [*seen, ["TXN", "2"], ["TXN", "2"]]
+    seen, seen_again = [[line.split()[1:] for line in each.splitlines()] for each in printed]
+    assert seen == [["CREATE_COLLECTION", "0"], ["CREATE_COLLECTION", "0"], ["TXN", "4"]]
+    assert seen_again == [*seen, ["TXN", "4"]]
     with sn.sync.open_node(directory / "data") as node:
-        assert node.snapshot("orders").num_rows == 2
+        assert node.snapshot("orders").num_rows == 1
 
 
 NEEDED = (
@@ -100,5 +100,5 @@ def test_the_ingest_program_runs_as_written_without_a_java_but_that_of_the_wheel
     cache = tmp_path / "cache" / "streamingnode"
     programs = path_without_java(tmp_path / "bin")
     printed = run(second, directory, PATH=str(programs), XDG_CACHE_HOME=str(cache.parent))
-    assert printed.count("tea") == 4
+    assert printed.count("tea") == 1
     assert [path.name.split("-")[0] for path in cache.iterdir() if path.is_dir()] == ["java"]

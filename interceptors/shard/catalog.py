@@ -1,9 +1,9 @@
-"""Collections and partitions of one log: what exists, what was dropped, and who may write where.
-Pure.
+"""Collections and partitions of one log: which exist, which were dropped, and where rows may be
+written. Pure.
 
-Headers of DDL messages are first checked, and take effect later, with the tick they got in the log.
-What is dropped stays known until `forget_below`, because cuts name it and readers of older entries
-need its schema.
+A DDL message is checked before the append, and takes effect once the log has it, at its tick. A
+dropped collection stays known until `forget_below`, because cuts name it and readers of older
+entries need its schema.
 """
 
 from collections.abc import Iterable
@@ -26,15 +26,15 @@ from wal.headers import (
 )
 
 DEFAULT_PARTITION = "_default"
-"""Every collection is created with it; rows go there when no partition is named, and it cannot be
-dropped.
+"""The partition that every collection has from its creation; it takes rows that name no partition,
+and cannot be dropped.
 """
-# of one collection; each has a growing segment on every shard that gets rows of it
+# The most partitions of a collection: each has a growing segment on every shard with rows of it.
 PARTITIONS_MAX = 1_024
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, array_like=True):
-    """One partition of a collection; `dropped_tick` is 0 while it lives."""
+    """One partition of a collection; `dropped_tick` is 0 while it is live."""
 
     id: int
     name: str
@@ -43,9 +43,10 @@ class PartitionInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CollectionInfo(msgspec.Struct, frozen=True, array_like=True):
-    """One collection; `schema` is an Arrow IPC schema message, `dropped_tick` is 0 while it lives.
+    """One collection; `schema` is an Arrow IPC schema message, `dropped_tick` is 0 while it is
+    live.
 
-    `partitions` lists the dropped ones too, as long as they are remembered.
+    `partitions` includes the dropped ones that are still remembered.
     """
 
     id: int
@@ -69,8 +70,8 @@ class CollectionInfo(msgspec.Struct, frozen=True, array_like=True):
             if partition.name == name and not partition.dropped_tick:
                 return partition
         raise PartitionNotFound(
-            f"collection {self.name!r} has no partition {name!r} — create it first, or choose one "
-            "that is there"
+            f"collection {self.name!r} has no partition {name!r} — create it first, or choose an "
+            "existing one"
         )
 
     def partition(self, partition_id: int) -> PartitionInfo:
@@ -84,7 +85,7 @@ class CollectionInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 def created_collection(header: CreateCollectionHeader, tick: int) -> CollectionInfo:
-    """Return the collection that a message of this header at `tick` makes."""
+    """Return the collection that a message with this header at `tick` creates."""
     return CollectionInfo(
         id=header.collection_id,
         name=header.name,
@@ -105,16 +106,18 @@ class Catalog:
         self._ids: dict[str, int] = {}
         """By name: the live collection's id."""
         self.version = 0
-        """How often something changed."""
+        """The number of changes so far."""
         self._writable: dict[tuple[str, int], tuple[int, int]] = {}
-        """By vchannel and partition id: the collection's id and schema version. One lookup admits
-        an insert.
+        """By vchannel and partition id: the collection's id and schema version, so that one lookup
+        admits an insert.
         """
         for info in collections:
             self._put(info)
 
     def collections(self, *, dropped: bool = False) -> tuple[CollectionInfo, ...]:
-        """Return the live collections by id, with `dropped` also the remembered dropped ones."""
+        """Return the live collections in the order of their ids; with `dropped`, also the
+        remembered dropped ones.
+        """
         return tuple(
             info
             for _, info in sorted(self._collections.items())
@@ -126,7 +129,8 @@ class Catalog:
         info = self._collections.get(collection_id)
         if info is None:
             raise CollectionNotFound(
-                f"no collection has the id {collection_id} — it was dropped long ago, or never was"
+                f"no collection has the id {collection_id} — it was dropped long ago, or never "
+                "existed"
             )
         return info
 
@@ -135,7 +139,7 @@ class Catalog:
         info = self._collections.get(collection_id)
         if info is None or info.dropped_tick:
             raise CollectionNotFound(
-                f"no live collection has the id {collection_id} — it was dropped, or never was"
+                f"no live collection has the id {collection_id} — it was dropped, or never existed"
             )
         return info
 
@@ -144,7 +148,7 @@ class Catalog:
         collection_id = self._ids.get(name)
         if collection_id is None:
             raise CollectionNotFound(
-                f"no collection is named {name!r} — create it first, or choose one that is there"
+                f"no collection is named {name!r} — create it first, or choose an existing one"
             )
         return self._collections[collection_id]
 
@@ -157,7 +161,9 @@ class Catalog:
     def check_insert(
         self, vchannel: str, collection_id: int, partition_id: int, schema_version: int
     ) -> None:
-        """Raise `CollectionNotFound`, `PartitionNotFound` or `SchemaMismatch` for a misfit."""
+        """Raise `CollectionNotFound`, `PartitionNotFound` or `SchemaMismatch` unless rows may be
+        inserted.
+        """
         if self._writable.get((vchannel, partition_id)) == (collection_id, schema_version):
             return
         info = self.live(collection_id)
@@ -169,7 +175,7 @@ class Catalog:
         )
 
     def check_delete(self, vchannel: str, collection_id: int) -> None:
-        """Raise `CollectionNotFound` for a misfit."""
+        """Raise `CollectionNotFound` unless keys may be deleted."""
         info = self.live(collection_id)
         assert vchannel in info.vchannels, "keys go to vchannels of their collection"
 
@@ -181,12 +187,13 @@ class Catalog:
             )
         assert header.collection_id not in self._collections, "a collection gets a new id"
         assert DEFAULT_PARTITION in [name for _, name in header.partitions], (
-            "every collection has it"
+            "every collection has the default partition"
         )
 
     def check_create_partition(self, header: CreatePartitionHeader) -> CollectionInfo:
-        """Return the collection. Raises `CollectionNotFound`, `AlreadyExists`, or `InvalidArgument`
-        where it has enough.
+        """Return the collection of a partition that may be created.
+
+        Raises `CollectionNotFound`, `AlreadyExists`, or `InvalidArgument` at `PARTITIONS_MAX`.
         """
         info = self.live(header.collection_id)
         live = [each.name for each in info.partitions if not each.dropped_tick]
@@ -205,8 +212,10 @@ class Catalog:
         return info
 
     def check_drop_partition(self, header: DropPartitionHeader) -> CollectionInfo:
-        """Return the collection. Raises `CollectionNotFound`, `PartitionNotFound`, or
-        `InvalidArgument` for the default.
+        """Return the collection of a partition that may be dropped.
+
+        Raises `CollectionNotFound`, `PartitionNotFound`, or `InvalidArgument` for the default
+        partition.
         """
         info = self.live(header.collection_id)
         if info.partition(header.partition_id).name == DEFAULT_PARTITION:
@@ -218,16 +227,14 @@ class Catalog:
     # --- taking effect ----------------------------------------------------------------------------
 
     def create_collection(self, header: CreateCollectionHeader, tick: int) -> bool:
-        """Add a collection; return False if it is there already: its message comes once for each
-        vchannel.
-        """
+        """Add a collection; return False if it exists: its message comes once for each vchannel."""
         if header.collection_id in self._collections:
             return False
         self._put(created_collection(header, tick))
         return True
 
     def drop_collection(self, header: DropCollectionHeader, tick: int) -> CollectionInfo | None:
-        """Mark a collection as dropped and return it; None if no such collection lives."""
+        """Mark a collection as dropped and return it; return None if it is not live."""
         info = self._collections.get(header.collection_id)
         if info is None or info.dropped_tick:
             return None
@@ -236,7 +243,7 @@ class Catalog:
         return info
 
     def create_partition(self, header: CreatePartitionHeader, tick: int) -> None:
-        """Add a partition, unless there is nothing to add to, or it is there already."""
+        """Add a partition; skip one that exists, or whose collection is not live."""
         info = self._collections.get(header.collection_id)
         if (
             info is None
@@ -248,7 +255,7 @@ class Catalog:
         self._put(replace(info, partitions=(*info.partitions, added)), (added,))
 
     def drop_partition(self, header: DropPartitionHeader, tick: int) -> bool:
-        """Mark a partition as dropped; return False if no such partition lives."""
+        """Mark a partition as dropped; return False if it is not live."""
         info = self._collections.get(header.collection_id)
         if info is None or not self.is_writable(info.vchannels[0], header.partition_id):
             return False
@@ -263,8 +270,9 @@ class Catalog:
         return True
 
     def forget_below(self, tick: int) -> None:
-        """Forget what was dropped before `tick`: nobody reads entries or makes cuts that still name
-        it.
+        """Remove collections and partitions that were dropped before `tick`.
+
+        The caller ensures that no reader and no cut still needs them.
         """
         for info in list(self._collections.values()):
             if 0 < info.dropped_tick < tick:
@@ -275,7 +283,7 @@ class Catalog:
                 self._collections[info.id] = replace(info, partitions=kept)
 
     def _put(self, info: CollectionInfo, changed: Iterable[PartitionInfo] | None = None) -> None:
-        """Keep a collection of which these partitions are other than before, None for all."""
+        """Store a collection; `changed` are its changed partitions, None means all."""
         self.version += 1
         self._collections[info.id] = info
         if not info.dropped_tick:

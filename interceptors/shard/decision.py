@@ -1,8 +1,8 @@
-"""What becomes of an append: its stamped headers, or the segments and offsets of its rows, or why
-it may not be. Pure.
+"""Decides an append: returns its stamped headers, or the segments and offsets of its rows, or
+raises why it is refused. Pure.
 
-Everything is checked before anything is stamped, so what is refused changes nothing, neither itself
-nor the state.
+Everything is checked before anything is stamped, so a refused append changes neither itself nor the
+state.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,11 +36,11 @@ BodiesOf = Callable[[int], Sequence[Change]]
 
 
 class Decision(NamedTuple):
-    """Messages that may be appended, or that have to wait until `missing` segments are made.
+    """Messages that may be appended, or that have to wait until the `missing` segments exist.
 
-    `changes` is what the state applies once the log has the group; None for what readers do not see
-    by itself: a tick, a begin, a body, a rollback. `header` is what a commit or a cut gets in place
-    of its own.
+    The state applies `changes` once the log has the group; None for messages that readers do not
+    see by themselves: a tick, a begin, a body, a rollback. `header` replaces the header of a commit
+    or a cut.
     """
 
     changes: Sequence[Change] | None = None
@@ -52,10 +52,10 @@ class Decision(NamedTuple):
 def decide(
     state: ShardState, messages: Sequence[MutableMessage], bodies_of: BodiesOf, *, tick: int
 ) -> Decision:
-    """Return what becomes of messages at `tick`. Raises the typed error of the first one that does
-    not fit.
+    """Return the decision for messages at `tick`.
 
-    Its shape is the business of whoever builds it: a wrong one is a bug.
+    Raises the typed error of the first message that does not fit. The shape of a group is asserted:
+    a wrong one is a bug of its builder.
     """
     head = messages[0]
     kind = head.type
@@ -83,8 +83,8 @@ def decide(
 
 
 def _decide_commit(state: ShardState, bodies: Iterable[Change], *, tick: int) -> Decision:
-    """Give inserts and deletes at `tick` their segments and offsets, in their order; the state is
-    not changed.
+    """Assign segments and offsets to inserts and deletes at `tick`, in their order; the state stays
+    unchanged.
     """
     stamped: list[Change] = []
     next_offsets: dict[str, int] = {}
@@ -95,10 +95,10 @@ def _decide_commit(state: ShardState, bodies: Iterable[Change], *, tick: int) ->
         header = body.header
         offset = next_offsets.setdefault(vchannel, state.next_offsets[vchannel])
         if isinstance(header, DeleteHeader):
-            # The next offset of this moment: it removes what came before it and nothing after.
+            # A delete gets the current next offset: it removes rows below it and none from it on.
             stamped.append(body._replace(header=replace(header, next_offset=offset)))
             continue
-        assert isinstance(header, InsertHeader), "only rows are assigned anything"
+        assert isinstance(header, InsertHeader), "bodies are inserts and deletes"
         next_offsets[vchannel] = offset + header.rows
         segment = state.open_segment(vchannel, header.partition_id)
         if segment is None:
@@ -129,7 +129,7 @@ def _check_ddl(state: ShardState, messages: Sequence[MutableMessage]) -> None:
     header = messages[0].header
     catalog = state.catalog
     assert all(message.header == header for message in messages), (
-        "the parts of one change say the same"
+        "the parts of one change have the same header"
     )
     match header:
         case CreateCollectionHeader(vchannels=vchannels):
@@ -151,7 +151,7 @@ def _check_segments(state: ShardState, messages: Sequence[MutableMessage]) -> No
     for message in messages:
         header = message.header
         assert isinstance(header, CreateSegmentHeader | FlushHeader), (
-            "these have headers of their own"
+            "a segment message has its own header"
         )
         is_there = header.segment_id in state.segments
         if isinstance(header, FlushHeader) and not is_there:
@@ -160,7 +160,7 @@ def _check_segments(state: ShardState, messages: Sequence[MutableMessage]) -> No
             assert not is_there, "a segment gets a new id"
             if not state.catalog.is_writable(message.vchannel, header.partition_id):
                 raise InvalidArgument(
-                    f"{header!r} is of a partition that was dropped — make no segment"
+                    f"{header!r} names a partition that was dropped — make no segment"
                 )
 
 
@@ -169,7 +169,7 @@ def _check_segments(state: ShardState, messages: Sequence[MutableMessage]) -> No
 
 def check_target(state: ShardState, target: RowTarget) -> None:
     """Raise `CollectionNotFound`, `PartitionNotFound` or `SchemaMismatch` for rows that do not fit
-    what exists now.
+    the current catalog.
     """
     if target.type is MessageType.DELETE:
         state.catalog.check_delete(target.vchannels[0], target.collection_id)
@@ -182,10 +182,10 @@ def check_target(state: ShardState, target: RowTarget) -> None:
 def open_segments(
     state: ShardState, encoded: Iterable[Encoded]
 ) -> tuple[list[int], dict[SegmentKey, Encoded]]:
-    """Return the id of the segment that is open for each batch, 0 for deletes, and those to be
-    made, by what needs them.
+    """Return the id of the open segment for each batch, 0 for deletes, and the missing segments by
+    key, each with a batch that needs it.
 
-    All rows of a batch go to one: a limit that they cross is soft.
+    All rows of a batch go to one segment: a limit that they cross is soft.
     """
     segments: list[int] = []
     missing: dict[SegmentKey, Encoded] = {}

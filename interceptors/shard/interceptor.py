@@ -1,8 +1,8 @@
-"""Shards on the append path: the live channel, which is the last to see a group before the log, and
-its two workers.
+"""Shards on the append path: the innermost interceptor, which keeps the live channel, and its two
+workers.
 
-Nothing suspends before the log has the group: rows without a segment are sent back with `Redo`
-while one is made.
+Nothing suspends before the log has the group: rows without a segment leave with `Redo`, and come
+again once the segment exists.
 """
 
 import asyncio
@@ -23,21 +23,21 @@ from wal.rows import RowTarget, encode_pieces, lay_out
 
 ATTEMPTS_MAX = 100
 RETRY_S = 0.1
-"""Together ten seconds: longer than a disk hiccup, shorter than the wait of those who asked."""
+"""The attempts take ten seconds: longer than a disk hiccup, shorter than the 30 s that appends
+wait for a segment.
+"""
 
 AT_ONCE_MAX = 4096
-"""So many segments are made, or sealed, in one entry of the log."""
+"""The most segments that one entry of the log creates or seals."""
 SEAL_INTERVAL_S = 1.0
-"""Policies count in minutes, except total growing bytes: a second of ingest is what may come on top
-of its high mark.
-"""
+"""Most policies are in minutes. Growing bytes may exceed their high mark by this much ingest."""
 
 
 class ShardManager(Interceptor):
-    """The state of one channel, in step with the log: it decides and stamps groups in the step of
-    their tick.
+    """The live state of one channel; decides and stamps groups in the step that allocates their
+    ticks.
 
-    `bodies_of` names the bodies of an open transaction.
+    `bodies_of` returns the bodies of an open transaction.
     """
 
     name = "shard"
@@ -45,17 +45,19 @@ class ShardManager(Interceptor):
     def __init__(self, state: ShardState, *, bodies_of: BodiesOf, limits: SegmentLimits) -> None:
         self.limits = limits
         self.wanted: dict[SegmentKey, asyncio.Future[None]] = {}
-        """The segments that appends wait for."""
+        """The segments that appends wait for, with the future that completes the wait."""
         self.segment_wanted = asyncio.Event()
         self.segment_full = asyncio.Event()
-        """Set for the workers, which clear them."""
+        """Both wake a worker, which clears them."""
         self._state = state
         self._bodies_of = bodies_of
         self._next_id = 0
         self._closed = False
         self._pending: tuple[Pack, int, Sequence[Change] | None] | None = None
-        """The pack admitted last, how many messages it has, and what they change, None for rows.
-        Its place is known once the log's end has run, and until then nothing else can run."""
+        """The last admitted pack, its number of messages, and their changes (None for packed rows).
+
+        Its position is known once the log has queued it, and no other task runs before that.
+        """
 
     @property
     def state(self) -> ShardState:
@@ -66,14 +68,13 @@ class ShardManager(Interceptor):
     @property
     def catalog(self) -> Catalog:
         """What exists as of the last group in the log's queue."""
-        if self._pending is not None and self._pending[2] is not None:  # rows leave it as it is
+        # packed rows do not change the catalog
+        if self._pending is not None and self._pending[2] is not None:
             self._settle()
         return self._state.catalog
 
     def do_append(self, pack: Pack, append: AppendPack) -> Coroutine[object, None, None]:
-        """Check and stamp what is appended; what does not fit, or lacks a segment, changes
-        nothing.
-        """
+        """Check and stamp a pack; one that does not fit, or lacks a segment, changes nothing."""
         if pack.check is not None:
             pack.check(pack)
         if pack.first_type is None:
@@ -88,7 +89,7 @@ class ShardManager(Interceptor):
         pack.row_offsets = (offsets,)
         if changes is not None:
             self._pending = (pack, len(pack.messages), changes)
-        # nothing to do afterwards: the state takes the pack in at the next look
+        # nothing to do after the append: the next access to the state applies the pack
         return append(pack)
 
     async def _append_rows(self, pack: Pack, append: AppendPack) -> None:
@@ -116,7 +117,7 @@ class ShardManager(Interceptor):
         await append(pack)
 
     def _refuse_misfits(self, pack: Pack) -> None:
-        """Let the groups leave whose rows fit nothing that exists; all are looked at before any is
+        """Remove the groups whose rows do not fit the catalog; all are checked before any is
         stamped.
         """
         errors: dict[RowTarget, StreamingNodeError] = {}
@@ -152,23 +153,23 @@ class ShardManager(Interceptor):
 
     @property
     def next_id(self) -> int:
-        """The id that `allocate_id` gives out next."""
+        """The id that `allocate_id` returns next."""
         return max(self._next_id, self.state.next_id)
 
     def skip_ids_below(self, next_id: int) -> None:
-        """Give out no id below `next_id`: an earlier term of this log gave them to messages that
+        """Allocate no id below `next_id`: an earlier term of this log used them in messages that
         may still come.
         """
         self._next_id = max(self._next_id, next_id)
 
     def needs_segment(self, key: SegmentKey) -> bool:
-        """Whether rows for `key` are welcome and there is no segment to take them."""
+        """Whether rows for `key` may be written and no open segment takes them."""
         state = self.state
         is_writable = state.catalog.is_writable(key.vchannel, key.partition_id)
         return is_writable and state.open_segment(key.vchannel, key.partition_id) is None
 
     def new_segment(self, key: SegmentKey) -> MutableMessage:
-        """Return a CREATE_SEGMENT message for `key`, with an id of its own each time."""
+        """Return a CREATE_SEGMENT message for `key`, with a new id each time."""
         header = CreateSegmentHeader(
             collection_id=key.collection_id,
             partition_id=key.partition_id,
@@ -180,21 +181,21 @@ class ShardManager(Interceptor):
         return MutableMessage(MessageType.CREATE_SEGMENT, header, key.vchannel)
 
     def end_waits(self, keys: Iterable[SegmentKey], error: StreamingNodeError | None) -> None:
-        """Tell who waits for these segments that they are made, or why not."""
+        """Complete the waits for these segments, or fail them with `error`."""
         for key in keys:
             wanted = self.wanted.pop(key, None)
-            if wanted is None:  # closed while its segment was on the way
+            if wanted is None:  # the manager closed while the segment was being appended
                 continue
             if error is None:
                 wanted.set_result(None)
             else:
                 wanted.set_exception(error)
-                # whoever asked may have given up; then nobody is left to hear it
+                # marks the error as retrieved: the append may have been cancelled
                 wanted.exception()
 
     def _settle(self) -> None:
-        """Apply the pending pack once the log has it; one that the log refused is replaced by the
-        next.
+        """Apply the pending pack once the log has it; the next pack replaces one that the log
+        refused.
         """
         if self._pending is None or (ticket := self._pending[0].ticket) is None:
             return
@@ -207,8 +208,8 @@ class ShardManager(Interceptor):
             self._state.apply(changes, tick=pack.time_tick, position=position)
 
     def _redo(self, missing: Sequence[SegmentKey], groups: Sequence[AppendGroup] = ()) -> Redo:
-        """Ask for segments, and return what waits for the last of them."""
-        self.segment_full.set()  # rows without a segment are often rows behind a full one
+        """Request segments, and return a `Redo` that waits for the last of them."""
+        self.segment_full.set()  # rows lack a segment mostly because the last one is full
         if self._closed:
             raise OnShutdown("the channel is closing and makes no more segments")
         for key in missing:
@@ -224,7 +225,7 @@ class ShardManager(Interceptor):
 
 
 class SegmentAllocator:
-    """Appends CREATE_SEGMENT messages, in one group for all requests that come together.
+    """Appends CREATE_SEGMENT messages, in one group for all waiting requests.
 
     Every wait ends: with the segment, with `Overloaded` when it cannot be made within the bound, or
     with `OnShutdown`.
@@ -250,8 +251,8 @@ class SegmentAllocator:
     async def _allocate(self, keys: Sequence[SegmentKey], append: Append) -> Overloaded | None:
         reason = ""
         for _ in range(ATTEMPTS_MAX):
-            # What was dropped meanwhile, or has a segment by now, is let through: its insert hears
-            # the reason itself.
+            # Skip partitions that were dropped meanwhile or have a segment by now. Their inserts
+            # come again, and succeed or raise the reason.
             needed = [key for key in keys if self._manager.needs_segment(key)]
             try:
                 if needed:
@@ -266,8 +267,8 @@ class SegmentAllocator:
 
 
 class SealWorker:
-    """Appends FLUSH messages for the segments that a policy calls due; `last_tick` returns the
-    newest tick handed out.
+    """Appends FLUSH messages for the segments that are due by a policy; `last_tick` returns the
+    newest allocated tick.
     """
 
     def __init__(self, manager: ShardManager, *, last_tick: Callable[[], int]) -> None:
@@ -279,8 +280,9 @@ class SealWorker:
         await repeat(partial(self.seal_due, append), self._manager.segment_full, SEAL_INTERVAL_S)
 
     async def seal_due(self, append: Append) -> int:
-        """Seal what is due now, in one group; return how many. Raises what an append does: perhaps
-        a cut was first.
+        """Seal the segments that are due now, in one group; return how many.
+
+        Raises the errors of an append, for example when a cut sealed one of them first.
         """
         self._manager.segment_full.clear()
         segments = self._manager.state.segments.values()

@@ -1,10 +1,10 @@
-"""What the log says about one channel, up to one position: catalog, growing segments, row offsets,
-ids, cuts. Pure.
+"""The state of one channel at one position of its log: catalog, growing segments, row offsets, ids,
+cuts. Pure.
 
-The state changes only by `apply`, which the live append path feeds with what it just queued, and
-`observe`, which recovery and the flusher feed with what they read: one set of rules, so that all
-copies agree at the same position. A message is applied once, whoever repeats it. When a growing
-segment is sealed before a cut does it is decided here, too: `due_seals`.
+The state changes only by `apply`, for messages that the live append path just queued, and
+`observe`, for messages that recovery and the flusher read. Both use one set of rules, so that all
+copies agree at the same position. A repeated message is applied once. `due_seals` decides which
+growing segments are sealed before a cut seals them.
 """
 
 from collections.abc import Iterable
@@ -34,8 +34,8 @@ from wal.timetick import physical_ms
 
 
 class SegmentStats(msgspec.Struct, array_like=True):
-    """Rows and payload bytes of one segment; a `rows_max` of 0 is no limit, `changed_tick` is 0
-    before the first rows.
+    """Rows and payload bytes of one segment; a `rows_max` of 0 means no limit, and `changed_tick`
+    is 0 before the first rows.
     """
 
     bytes_max: int
@@ -47,12 +47,12 @@ class SegmentStats(msgspec.Struct, array_like=True):
     @property
     def reached(self) -> bool:
         """Whether a limit is crossed and the segment takes no more."""
-        # The insert that crosses a limit is still taken, so none is ever too large for a segment.
+        # The insert that crosses a limit is still taken, so every insert fits in an empty segment.
         return self.bytes > self.bytes_max or 0 < self.rows_max < self.rows
 
 
 class SegmentKey(NamedTuple):
-    """Whose rows a segment takes."""
+    """The vchannel and partition whose rows a segment takes."""
 
     vchannel: str
     collection_id: int
@@ -60,8 +60,8 @@ class SegmentKey(NamedTuple):
 
 
 class GrowingSegment(msgspec.Struct, array_like=True):
-    """Where rows of one partition of one vchannel collect until it is sealed; they enter at ticks
-    above `created_tick`.
+    """A segment that takes rows of one partition of one vchannel until it is sealed; all its rows
+    have ticks above `created_tick`.
     """
 
     segment_id: int
@@ -79,8 +79,8 @@ SNAPSHOT_FORMAT = 1
 class ShardSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a shard state remembers, in an order that does not depend on its history.
 
-    Fields are named, so a release may add one with a default; a change that older releases would
-    read wrongly raises the format number.
+    Fields are named, so a release may add one with a default. A change that older releases would
+    misread needs a higher format number.
     """
 
     format: int = SNAPSHOT_FORMAT
@@ -96,10 +96,10 @@ class ShardSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardState:
-    """One channel as of `position` and `tick`; readers take what they need and change nothing.
+    """One channel as of `position` and `tick`; readers change nothing.
 
-    What does not fit (a segment or collection unknown here) is passed over, never fatal: a state
-    that was damaged once must not stop every later start.
+    A change of an unknown segment or collection is skipped, never fatal: a state that was damaged
+    once must not stop every later start.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class ShardState:
         self.segments: dict[int, GrowingSegment] = {}
         """The growing segments by id."""
         self._open: dict[tuple[str, int], GrowingSegment] = {}
-        """By vchannel and partition: the segment that takes rows, or did until it was full."""
+        """By vchannel and partition: the segment that takes rows; it may be full by now."""
         self.next_offsets: dict[str, int] = {}
         """The row offset that the next row gets, for every live vchannel."""
 
@@ -123,15 +123,16 @@ class ShardState:
         return sum(segment.stats.bytes for segment in self.segments.values())
 
     def open_segment(self, vchannel: str, partition_id: int) -> GrowingSegment | None:
-        """Return the segment that takes the next rows of a partition on a vchannel, None if one has
-        to be made.
+        """Return the segment that takes the next rows of a partition on a vchannel; None if a new
+        one is needed.
         """
         segment = self._open.get((vchannel, partition_id))
         return None if segment is None or segment.stats.reached else segment
 
     def observe(self, message: Visible) -> None:
         """Apply what readers see: a message, a whole transaction, or the rows of an entry.
-        Repeating it does nothing.
+
+        It is idempotent: anything at or below `position` is skipped.
         """
         if message.position <= self.position:
             return
@@ -169,8 +170,9 @@ class ShardState:
         self.position = position
 
     def forget_below(self, tick: int) -> None:
-        """Forget what was dropped before `tick` and before the last cut; call once no reader starts
-        below `tick`.
+        """Remove collections and partitions dropped before `tick` and before the last cut.
+
+        Call it once no reader starts below `tick`.
         """
         self.catalog.forget_below(min(tick, self.cut_tick))
 
@@ -191,8 +193,9 @@ class ShardState:
 
     @classmethod
     def restore(cls, data: bytes) -> Self:
-        """Return the state that `snapshot` saved. Raises `UnsupportedFormat` for a newer one,
-        `Corrupt` for damage.
+        """Return the state that `snapshot` saved.
+
+        Raises `UnsupportedFormat` for a newer format, and `Corrupt` for damage.
         """
         saved = decode_versioned(
             data, ShardSnapshot, SNAPSHOT_FORMAT, "the checkpoint's shard state"
@@ -206,7 +209,7 @@ class ShardState:
         state.cut_tick = saved.cut_tick
         state.changes_since_cut = saved.changes_since_cut
         state.next_offsets = saved.next_offsets
-        for segment in saved.segments:  # in the order of their ids: the youngest is the open one
+        for segment in saved.segments:  # in the order of their ids: the newest is the open one
             state._add_segment(segment)
         return state
 
@@ -237,12 +240,12 @@ class ShardState:
             case DropPartitionHeader() as header:
                 self._drop_partition(header, tick)
             case header:
-                raise AssertionError(f"{header!r} changes nothing that a channel keeps")
+                raise AssertionError(f"{header!r} changes no state of a channel")
 
     def _add_rows(
         self, vchannel: str, segment_id: int, rows: int, size_bytes: int, end: int, tick: int
     ) -> None:
-        """Count rows of one vchannel, whose offsets end before `end`, at up to `tick`."""
+        """Count rows of one vchannel; their offsets are below `end`, their ticks at most `tick`."""
         next_offset = self.next_offsets.get(vchannel)
         if next_offset is None:
             return
@@ -322,11 +325,12 @@ class ShardState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentLimits:
-    """When segments end. All of them are soft; a cut seals everything anyway.
+    """When segments are sealed before a cut seals all of them; every limit is soft.
 
-    `rows_max` 0 is no limit. A segment lives `life_s_max` at most, and `idle_s_max` without new
-    rows when it has `idle_bytes_min`. When all growing segments pass `growing_bytes_high`, the
-    largest end until `growing_bytes_low` is reached.
+    A `rows_max` of 0 means no limit. A segment is sealed at the age of `life_s_max`, or after
+    `idle_s_max` without new rows if it has at least `idle_bytes_min`. When all growing segments
+    together exceed `growing_bytes_high`, the largest are sealed until at most `growing_bytes_low`
+    remain.
     """
 
     bytes_max: int = 128 << 20
@@ -340,18 +344,16 @@ class SegmentLimits:
     def __post_init__(self) -> None:
         if self.growing_bytes_high <= self.growing_bytes_low:
             raise InvalidArgument(
-                f"growing_bytes_high ({self.growing_bytes_high}) is not over growing_bytes_low "
+                f"growing_bytes_high ({self.growing_bytes_high}) is not above growing_bytes_low "
                 f"({self.growing_bytes_low}) — "
-                "raise the one, or lower the other"
+                "raise growing_bytes_high, or lower growing_bytes_low"
             )
 
 
 def due_seals(
     segments: Iterable[GrowingSegment], limits: SegmentLimits, *, tick: int
 ) -> list[tuple[GrowingSegment, str]]:
-    """Return what is to be sealed at `tick`, each segment at most once, and the policy that says
-    so.
-    """
+    """Return the segments to be sealed at `tick`, each at most once, with the reason."""
     due: list[tuple[GrowingSegment, str]] = []
     staying: list[GrowingSegment] = []
     for segment in segments:

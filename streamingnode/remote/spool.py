@@ -454,16 +454,15 @@ class SpoolingBackend(RemoteBackend):
         message = self._first
         if message.message_id > self._buried_id:
             await self._send_kept(message)
+        # On a full disk the message stays and is not sent again: its sequence is in the log.
+        with suppress(StorageFull, StorageFailed):
+            await self._kept.seek(WRITES, GROUP, self._next_id + 1)
         self._refusal = None
         self._count(message, -1)
         self._next_id += 1
         self._last_id = max(self._last_id, message.message_id)
         self._first = None
         self._moved.wake()
-        # On a full disk the message stays in the outbox. It is not sent again: its sequence is in
-        # the log.
-        with suppress(StorageFull, StorageFailed):
-            await self._kept.seek(WRITES, GROUP, self._next_id)
 
     async def _send_kept(self, message: ConsumerMessage) -> None:
         """Return when each write of a message is in the log or a dead letter. Raises the error of a

@@ -230,7 +230,7 @@ async def test_a_cut_on_disk_that_the_log_does_not_tell_is_not_adopted(
     mixed = Node(node.root, store, StampedLog(await store.open_log("p0")))
     write_one_cut(mixed.log, **other)
     async with mixed.flusher() as flusher:
-        with pytest.raises(Corrupt, match="is not the cut the log tells"):
+        with pytest.raises(Corrupt, match="is not the cut of the log"):
             await flusher.wait_for_cut(1)
     assert await store.state.get("checkpoint/p0") is None
     assert {path: path.read_bytes() for path in node.root.rglob("*") if path.is_file()} == before

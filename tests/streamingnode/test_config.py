@@ -141,7 +141,7 @@ def test_nothing_can_be_said_in_text() -> None:
         ({"cut_interval_s": "often"}, r"does not fit — give float \| None"),
         ({"log.kind": "rocks"}, "log.kind = 'rocks' does not fit — give .*'rocksdb'"),
         ({"durability": "never"}, "does not fit — give .*'fsync', 'os'"),
-        ({"segments": {"growing_bytes_low": 1 << 40}}, "is not over growing_bytes_low"),
+        ({"segments": {"growing_bytes_low": 1 << 40}}, "is not above growing_bytes_low"),
         ({"cut_interval_s": 0}, "more than 0"),
         ({"cut_interval_s": math.nan}, "more than 0"),
         ({"retention_s": -1}, "0 or more"),

@@ -1,3 +1,3 @@
-"""The log store on RocksDB; `store.py` is the door, `docs/adr/0004-log-layout-on-rocksdb.md` the
+"""The log store on RocksDB. Start at `store.py`; `docs/adr/0004-log-layout-on-rocksdb.md` has the
 reasons.
 """

@@ -1,7 +1,8 @@
-"""The open database, the threads that may touch it beside the writer's, and what its failures mean.
+"""The open database, its reader and compaction threads, and the errors that RocksDB's failures
+become.
 
-Two of them read and one compacts. Their calls cannot be abandoned, so that no iterator outlives the
-database.
+The writer thread is in `writer.py`. Two threads read and one compacts. Their calls cannot be
+abandoned, so that no iterator outlives the database.
 """
 
 import ctypes
@@ -31,24 +32,26 @@ from wal.runtime import in_thread, outlast
 
 SETTINGS_NAME = "rocksdict-config.json"
 READERS_MAX = 2
-"""Reading is decoding, which holds the interpreter lock: more threads would only take turns."""
+"""Reads mostly decode, which holds the interpreter lock: more threads would only take turns."""
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
 
 _is_used = False
-"""Whether this process has ever opened a database: RocksDB has threads from then on, also when it
-is closed.
+"""Whether this process has ever opened a database. RocksDB's threads stay after the database is
+closed.
 """
 _was_used_before_fork = False
-"""Whether the process that this one was forked from had: its threads are not here, and RocksDB
-waits for them.
+"""Whether the parent of this forked process had opened a database. RocksDB would wait here for the
+parent's threads, which do not exist in the child.
 """
 
 
 def refuse_after_fork(path: Path) -> None:
-    """Raise `StorageFailed` where RocksDB would hang: in a child of a process that has used it."""
+    """Raise `StorageFailed` in a child of a process that has used RocksDB, where RocksDB would
+    hang.
+    """
     if _was_used_before_fork:
         raise StorageFailed(
             f"{path} cannot be opened: this process was forked from one that had opened a node, "
@@ -67,19 +70,20 @@ def _notice_fork() -> None:
 
 
 def _destructor_skippers() -> list[Any]:
-    """Return what ends a process before RocksDB's own end joins threads that a child does not have.
+    """Return exit handlers that end a child before RocksDB's destructors join threads of the
+    parent.
 
-    That would crash, or hang: other threads have got their handles meanwhile. The functions are of
-    the C library: one ends the process, with its exit code, the other writes out its buffers. What
-    is registered last runs first.
+    Those destructors would crash or hang, because other threads now have the handles. Both handlers
+    call the C library: `fcloseall` writes out its buffers, then `_exit` ends the process with its
+    exit code. The handler registered last runs first.
     """
     libc = ctypes.CDLL(None)
     return [partial(libc["on_exit"], libc[name], None) for name in ("_exit", "fcloseall")]
 
 
 _skippers: list[Any] = []
-with suppress(AttributeError):  # where the C library is not glibc
-    _skippers = _destructor_skippers()  # now: a child may find the loader's lock taken
+with suppress(AttributeError):  # the C library is not glibc
+    _skippers = _destructor_skippers()  # on import: in a child the loader's lock may be taken
 
 os.register_at_fork(after_in_child=_notice_fork)
 
@@ -92,11 +96,12 @@ def open_rocksdb(
     create: bool = False,
     past_damage: bool = False,
 ) -> Rdict:
-    """Open a database: as far as its log is whole, or with `past_damage` what is behind damage in
-    it, too.
+    """Open a database up to the first damage in RocksDB's log, or with `past_damage` also read what
+    follows the damage.
 
-    Raises what RocksDB's failure means, and as `refuse_after_fork`. Nothing is changed unless it is
-    `writable`.
+    Raises the typed error for RocksDB's failure (see `classify_failure`), and as
+    `refuse_after_fork`. Changes RocksDB's files only if `writable`; rocksdict rewrites its settings
+    file (see `same_settings`).
     """
     global _is_used  # noqa: PLW0603 - of the process
     refuse_after_fork(path)
@@ -105,13 +110,13 @@ def open_rocksdb(
         if past_damage
         else DBRecoveryMode.point_in_time()
     )
-    _is_used = True  # first: another thread may fork while RocksDB starts its own
+    _is_used = True  # before the opening: another thread may fork while RocksDB starts its threads
     with classified(path):
         if create:
-            # RocksDB makes files as the umask says; nobody else gets to them
+            # RocksDB creates files by the umask; the directory's mode keeps other users out
             path.mkdir(DIRECTORY_MODE)
         return Rdict(
-            os.fsencode(path).decode(),  # RocksDB is told it in UTF-8, whatever the locale
+            os.fsencode(path).decode(),  # RocksDB takes paths in UTF-8, whatever the locale
             database_options(options, recovery=recovery, create=create),
             column_families=families(options),
             access_type=AccessType.read_write() if writable else AccessType.read_only(),
@@ -122,8 +127,8 @@ def open_rocksdb(
 def same_settings(path: Path) -> Iterator[None]:
     """Leave rocksdict's settings file of a database as it was, or missing.
 
-    RocksDB writes nothing when it opens read-only, but rocksdict writes its settings anew. A look
-    must neither break what the next opening would finish nor mend what a second look finds.
+    RocksDB writes nothing when it opens read-only, but rocksdict rewrites its settings. A read must
+    neither break what the next opening would finish nor repair what a second read would find.
     """
     settings = path / SETTINGS_NAME
     before = settings.read_bytes() if settings.exists() else None
@@ -137,15 +142,15 @@ def same_settings(path: Path) -> Iterator[None]:
 
 
 class Engine:
-    """The database of an open store and its families. `path` is for error texts.
+    """The database of an open store and its column families. `path` is for error texts.
 
-    While a database is closed and another put in its place, calls wait; so a call looks families up
-    in its thread, never before. Who holds a handle of a family holds the database open, too.
+    While one database is replaced by another, calls wait. So a call looks up families in its own
+    thread when it runs, never before. A reference to a family keeps the database open.
     """
 
     database: Rdict
-    """The whole database; its own methods mean the default family. Only while it is open, as the
-    families.
+    """The whole database; its methods act on the default family. This attribute and the families
+    exist only while the database is open.
     """
     entries: Rdict
     entry_family: ColumnFamily
@@ -160,21 +165,21 @@ class Engine:
         self.install(database)
 
     async def read(self, call: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
-        """Run a call that reads, on a reader thread; its failures are typed."""
+        """Run a reading call on a reader thread and return its result. Raises typed errors."""
         return await outlast(in_thread(self.run, call, *arguments, limiter=self._readers))
 
     async def compact(self, begin: bytes, end: bytes) -> None:
-        """Give back the space of deleted entries between two keys; one compaction at a time."""
+        """Reclaim the space of deleted entries between two keys; one compaction at a time."""
 
         def compact() -> None:
             self.entries.compact_range(begin, end)
-            # RocksDB keeps its own log while it holds a record of either family that is in no table
+            # RocksDB keeps a log file while a record in it, of either family, is in no table
             self.database.flush()
 
         await outlast(in_thread(self.run, compact, limiter=self._compactor))
 
     async def close(self) -> None:
-        """Wait for the calls under way, hold new ones back, then close the database; idempotent."""
+        """Hold back new calls, wait for the running ones, then close the database; idempotent."""
         if not self._held:
             self._held = True
             self._compactor.total_tokens = self._readers.total_tokens = 1
@@ -184,21 +189,21 @@ class Engine:
             await in_thread(self.run, self._close)
 
     def let_go(self) -> None:
-        """Close the database in this thread; no other uses it. Idempotent."""
+        """Close the database in this thread. No other thread may be using it. Idempotent."""
         if self._is_open:
             self.run(self._close)
 
     def leave(self) -> None:
-        """Never close the database: another process has it open, whose files RocksDB would remove
-        as left-overs.
+        """Abandon the database without closing it: closing would remove files of the other process
+        that has it open, as left-overs.
         """
         if self._is_open:
             self.database.cancel_all_background(False)
             self._keep_open()
 
     def leave_in_child(self) -> None:
-        """Never close the database, which is the parent's: RocksDB would wait for threads that are
-        not here.
+        """Abandon the parent's database without closing it: RocksDB would wait for threads that do
+        not exist in this child.
         """
         self._why_closed = (
             "was opened before this process was forked — open nodes after the fork only"
@@ -208,11 +213,12 @@ class Engine:
 
     def _keep_open(self) -> None:
         for part in (self.database, self.entries, self.entry_family, self.meta_family):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))  # the last reference would close it
+            # dropping the last reference would close it
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
         self._forget()
 
     def install(self, database: Rdict) -> None:
-        """Put a database in the place of the closed one; calls are still held back."""
+        """Put a database in the place of the closed one. Calls stay held back until `resume`."""
         assert not self._is_open, "one database at a time"
         self.database = database
         self.entries = database.get_column_family(ENTRY_FAMILY)
@@ -221,9 +227,7 @@ class Engine:
         self._is_open = True
 
     def resume(self) -> None:
-        """Let the calls go on that were held back; without a database they raise
-        `StorageFailed`.
-        """
+        """Let held-back calls continue. Without a database they raise `StorageFailed`."""
         self._held = False
         self._readers.release_on_behalf_of(self)
         self._compactor.release_on_behalf_of(self)
@@ -236,8 +240,8 @@ class Engine:
         try:
             entries.close()
         finally:
-            # after a failed write RocksDB repeats the failure in both, and releases the directory
-            # only after both
+            # after a failed write both closings raise that failure again, and RocksDB releases the
+            # directory only after both
             whole.close()
 
     def _forget(self) -> None:
@@ -245,7 +249,7 @@ class Engine:
         del self.database, self.entries, self.entry_family, self.meta_family
 
     def run(self, call: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
-        """Run a call in this thread, held back or not; its failures are typed."""
+        """Run a call in this thread, even while calls are held back. Raises typed errors."""
         with classified(self.path):
             if not self._is_open:
                 why = self._why_closed
@@ -255,12 +259,12 @@ class Engine:
 
 @contextmanager
 def classified(path: Path) -> Iterator[None]:
-    """Raise what RocksDB raises in the block as what it means for the database at `path`."""
+    """Convert RocksDB's exceptions in the block to typed errors about the database at `path`."""
     try:
         yield
     except Exception as error:
-        # Its traceback keeps the frames that ended, these an iterator or a family, and either the
-        # database and its lock.
+        # The traceback keeps its frames alive, a frame may keep an iterator or a family, and each
+        # of these keeps the database open and locked.
         traceback.clear_frames(error.__traceback__)
         if isinstance(error, StreamingNodeError):
             raise
@@ -268,11 +272,11 @@ def classified(path: Path) -> Iterator[None]:
 
 
 def classify_failure(error: Exception, path: Path) -> StreamingNodeError:
-    """Return what a failed call on the database at `path` means for the caller, except a write: its
+    """Return the typed error for a failed call on the database at `path`. Not for writes: their
     outcome is open.
     """
-    # RocksDB's exceptions are bare `Exception`s with a text. Tests hold the texts, so that another
-    # wording is noticed.
+    # RocksDB raises bare `Exception`s with a text. Tests pin the texts, so that a change of wording
+    # is noticed.
     text = str(error)
 
     def says(*patterns: str) -> bool:
@@ -291,7 +295,7 @@ def classify_failure(error: Exception, path: Path) -> StreamingNodeError:
         return OnShutdown(f"the database at {path} is closed")
     if says("No space left on device"):
         free_bytes = 0
-        with suppress(OSError):  # it may not be made yet
+        with suppress(OSError):  # the directory may not exist yet
             free_bytes = free_bytes_of(path)
         return StorageFull(
             str(path), free_bytes, max(log_bytes_of(path), free_bytes) + REPLAY_BYTES

@@ -1,11 +1,10 @@
-"""The floor file: how far the log had come, kept outside the database that might lose it, and who
-owns the directory.
+"""The floor file: the acknowledged end of each log, kept outside of the database, and the token of
+the directory's owner.
 
-It says what was acknowledged, so that a start notices what RocksDB has lost without an error; and a
-tick below which no new one may be. Layout (little endian,
-`docs/adr/0004-log-layout-on-rocksdb.md`): two slots of 4 KiB, of which the valid one with the
-higher generation counts, and in sectors of their own a promised tick and the fencing token of the
-latest owner.
+With it a start detects what RocksDB has lost without an error, and gives no tick below the recorded
+one. Layout (little endian, `docs/adr/0004-log-layout-on-rocksdb.md`): two slots of 4 KiB, of which
+the valid one with the higher generation counts. Sectors of their own hold a promised tick and the
+fencing token of the latest owner.
 """
 
 import os
@@ -22,7 +21,7 @@ from wal.errors import ChannelFenced, Corrupt, UnsupportedFormat
 from wal.failpoint import failpoint
 from wal.files import open_regular, read_regular, write_file
 
-# marks a directory as a backup; to open it as a node would change it
+# Marks a directory as a backup, which must not be opened as a node: opening would change it.
 BACKUP_RECORD_NAME = "backup.json"
 FLOOR_NAME = "floor"
 FLOOR_TEMPORARY_NAME = f"{FLOOR_NAME}.tmp"
@@ -33,7 +32,7 @@ PROMISE_OFFSET = 2 * SLOT_BYTES
 TOKEN_OFFSET = PROMISE_OFFSET + 512
 FLOOR_BYTES = 3 * SLOT_BYTES
 FLOOR_READ_BYTES_MAX = 16 * FLOOR_BYTES
-"""A longer file is no floor file; what a shorter one has behind its end is nobody's."""
+"""A longer file is not a floor file. In a shorter one, bytes after `FLOOR_BYTES` are ignored."""
 
 _CHECKSUM_BYTES = 4
 """Before each part: the CRC32C of the rest of it, little endian."""
@@ -42,16 +41,16 @@ _HEAD = struct.Struct("<4sHH32sQQQQ")
 _POSITION = struct.Struct("<IQ")  # log id, last durable position
 _PROMISE = struct.Struct("<Q")  # tick
 _NONCE_BYTES = 16
-_TOKEN = struct.Struct(f"<Q{_NONCE_BYTES}s")  # term, a number of the owner's own
+_TOKEN = struct.Struct(f"<Q{_NONCE_BYTES}s")  # term, random number of the owner
 TOKEN_BYTES = _CHECKSUM_BYTES + _TOKEN.size
 
 LOGS_MAX = (SLOT_BYTES - _CHECKSUM_BYTES - _HEAD.size) // _POSITION.size
-"""As many logs as one store can have."""
+"""Maximum number of logs of one store."""
 
 
 class Floor(msgspec.Struct, frozen=True, kw_only=True):
-    """What was durable when it was written. `tick` is the highest one in the log or promised;
-    positions are by log id.
+    """What was durable when the floor was written. `tick` is the highest tick in the log or
+    promised; `positions` holds the last durable position by log id.
     """
 
     node_id: str
@@ -74,8 +73,8 @@ def encode_slot(floor: Floor) -> bytes:
 
 
 def decode_slot(data: bytes) -> Floor | None:
-    """Return the floor in a slot, None when it has no whole one. Raises `UnsupportedFormat` for a
-    newer release's.
+    """Return the floor in a slot, None when the slot is not valid. Raises `UnsupportedFormat` for
+    the format of a newer release.
     """
     if len(data) < _CHECKSUM_BYTES + _HEAD.size:
         return None
@@ -125,7 +124,7 @@ def _with_checksum(body: bytes) -> bytes:
 
 
 def _checked(data: bytes, size: int) -> bytes | None:
-    """Return so many bytes behind a checksum, None when they fail it or are not there."""
+    """Return `size` bytes after a checksum, None when they are missing or fail the checksum."""
     end = _CHECKSUM_BYTES + size
     body = data[_CHECKSUM_BYTES:end]
     return body if len(body) == size and _with_checksum(body) == data[:end] else None
@@ -147,7 +146,7 @@ def decode_floor(data: bytes) -> Floor:
 
 
 def write_floor(directory: Path, floor: Floor) -> None:
-    """Replace the floor file of a node nobody has open: whole or not at all. The caller syncs the
+    """Replace the floor file of a node that is not open, atomically. The caller syncs the
     directory.
     """
     temporary = directory / FLOOR_TEMPORARY_NAME
@@ -159,8 +158,8 @@ def write_floor(directory: Path, floor: Floor) -> None:
 
 
 def is_begun_floor(data: bytes) -> bool:
-    """Whether a temporary file is a floor of ours, or what a crash leaves of one: nothing, zeros,
-    or a part of it.
+    """Whether a temporary file is a floor or what a crash leaves of one: nothing, zeros, or a part
+    of it.
     """
     return len(data) <= FLOOR_BYTES and (
         not any(data) or data[_CHECKSUM_BYTES:][: len(FLOOR_MAGIC)] == FLOOR_MAGIC
@@ -178,14 +177,15 @@ def read_floor(directory: Path) -> Floor | None:
 
 
 class FloorFile:
-    """The open floor file of an owner of the directory. `sync`, `promise` and `take_token` wait for
-    the disk.
+    """The floor file, held open by the owner of the directory. `sync`, `promise` and `take_token`
+    wait for the disk.
 
-    The writer thread alone writes the slots, one call at a time the promise, an opening alone the
-    token, so there is no lock. Between two syncs only one slot is written; a power cut in the
-    middle of it leaves the other one, synced, and loses at most one sync interval of the floor,
-    never of the log. Where `flock` does not work, or the directory is replaced under its owner, the
-    token tells: the writer compares it before it acknowledges.
+    There is no lock: only the writer thread writes the slots, only one call at a time writes the
+    promise, and only an opening writes the token. Between two syncs only one slot is written. A
+    power cut in the middle of that leaves the other, synced slot: it loses at most one sync
+    interval of the floor and nothing of the log. Where `flock` does not work, or the directory is
+    replaced under its owner, the token detects it: the writer compares the token before it
+    acknowledges.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -195,33 +195,32 @@ class FloorFile:
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._token = b""
         self.token_term = 0
-        """The term of the token that was written last; 0 before the first."""
+        """The term of the last token written; 0 before the first."""
         self.dirty = False
         """Whether something was recorded since the last sync."""
         self.reload()
 
     def reload(self) -> None:
-        """Take what is in the file for what is known. Raises `Corrupt`."""
+        """Replace `known` by the content of the file. Raises `Corrupt`, `UnsupportedFormat`."""
         floor = decode_floor(os.pread(self._descriptor, FLOOR_READ_BYTES_MAX, 0))
         self._positions = dict(floor.positions)
         self._promised = floor.tick
         self.known = msgspec.structs.replace(
             floor, generation=floor.generation + 1, positions=self._positions
         )
-        """What was recorded last, on the disk or not; it goes into the slot of its generation."""
+        """The last recorded floor, synced or not; it goes into the slot of its generation."""
 
     def take_token(self, term: int) -> None:
-        """Write the token for `term`, durably."""
+        """Write the token for `term`; durable on return."""
         token = encode_token(term, self._nonce)
         os.pwrite(self._descriptor, token, TOKEN_OFFSET)
-        # Not before: after a write that failed, the token on the disk is still the last one of
-        # ours.
+        # Only after the write: if that fails, the previous token is still on the disk.
         self._token = token
         self.token_term = term
         os.fsync(self._descriptor)
 
     def check_owner(self) -> None:
-        """Raise `ChannelFenced` when another owner's token or floor file is here."""
+        """Raise `ChannelFenced` when the token or the floor file is another owner's."""
         self.check_token()
         self.check_place()
 
@@ -251,11 +250,11 @@ class FloorFile:
     def record(
         self, positions: Mapping[int, int], *, tick: int = 0, term: int = 0, meta: int = 0
     ) -> None:
-        """Raise the floor to what a completed sync made durable; survives a kill at once. Writer
-        thread only.
+        """Raise the floor to what a completed sync made durable. Survives a kill immediately, a
+        power cut after `sync`. Writer thread only.
         """
         old = self.known
-        self._positions.update(positions)  # which are those of `known`
+        self._positions.update(positions)  # the same mapping as `known.positions`
         self.known = msgspec.structs.replace(
             old,
             term=max(old.term, term),
@@ -268,8 +267,8 @@ class FloorFile:
         self.dirty = True
 
     def promise(self, tick: int) -> None:
-        """Raise the promised tick, never lower it; durable on return. Blocks, one call at a
-        time.
+        """Raise the promised tick; a lower tick changes nothing. Durable on return. Blocks; one
+        call at a time.
         """
         if tick > self._promised:
             os.pwrite(self._descriptor, encode_promise(tick), PROMISE_OFFSET)

@@ -1,9 +1,9 @@
-"""Group commit as the event loop sees it: whether writes are taken, room in the queue, and what
-became of them.
+"""Group commit as the event loop sees it: whether the store takes writes, room in the queue, and
+the outcomes of writes.
 
-The writer thread (`writer.py`) does the work. A failed write is `Indeterminate`, and so are those
-behind it; later ones are refused with `LogReopening` until the database was closed, verified and
-opened again.
+The writer thread (`writer.py`) does the work. A failed write raises `Indeterminate`, and so do the
+writes queued after it. Later writes are refused with `LogReopening` until the database was closed,
+verified and opened again.
 """
 
 import asyncio
@@ -54,16 +54,16 @@ class EntryWrite(msgspec.Struct, eq=False):
     meta_version: ClassVar = 0
 
     def stage(self, batch: WriteBatch, _engine: Engine) -> None:
-        """Put it into a batch, whose default family is that of the entries."""
+        """Put the entry into a batch whose default family is that of the entries."""
         batch.put(entry_key(self.log_id, self.position), self.value)
 
 
 class BatchWrite:
-    """Records (None removes), entries of logs that the floor does not list, and ranges of keys that
-    are given up, from one to below another. It is synced at once.
+    """A batch of records (None removes), entries of logs that the floor does not list, and key
+    ranges to delete (end exclusive). It is synced at once.
 
-    `meta_version` is the new version of the state map, 0 for none; `ends` are the last positions
-    that the logs of the entries then have.
+    `meta_version` is the new version of the state map, 0 if it does not change. `ends` are the last
+    positions of the logs of `entries` after the write.
     """
 
     urgent = True
@@ -88,11 +88,11 @@ class BatchWrite:
             for each in (records.items(), entries)
             for key, value in each
         )
-        # It is always synced, so one future serves as both.
+        # A batch is always synced, so one future serves as both.
         self.written = self.durable = asyncio.get_running_loop().create_future()
 
     def stage(self, batch: WriteBatch, engine: Engine) -> None:
-        """Put it into a batch."""
+        """Put the changes into a batch."""
         for key, value in self.records.items():
             if value is None:
                 batch.delete(key, engine.meta_family)
@@ -101,7 +101,7 @@ class BatchWrite:
         for key, value in self.entries:
             batch.put(key, value)
         for begin, end in self.dropped:
-            # The family has to be named: a range deletion does not go to the batch's default one.
+            # The family must be named: a range deletion ignores the batch's default family.
             batch.delete_range(begin, end, engine.entry_family)
 
 
@@ -110,16 +110,16 @@ Write = EntryWrite | BatchWrite
 
 @unique
 class StoreState(IntEnum):
-    """The worst that has happened to a store: each outranks those before it. Only `OPEN` takes
-    writes.
+    """The state of a store, worst last: a store only moves to a higher state, except by reopening.
+    Only `OPEN` takes writes.
     """
 
     OPEN = 0
     READ_ONLY = 1
     """It was opened for reading only."""
     FAILED = 2
-    """A write failed; what was synced can be read. Reopening leads back to `OPEN`, and nothing else
-    ever does.
+    """A write failed; what was synced can be read. Only this state leads back to `OPEN`, by
+    reopening.
     """
     FENCED = 3
     """Another owner's token is in the directory."""
@@ -129,8 +129,8 @@ class StoreState(IntEnum):
 
 
 class GroupCommit:
-    """The loop's side of the writer thread, which reports to the methods at the end. None of it
-    blocks.
+    """The event loop's side of the writer thread, which reports to the methods at the end of this
+    class. No method blocks the loop.
     """
 
     def __init__(self, directory: Path, options: RocksOptions, *, space: SpaceVerdict) -> None:
@@ -138,29 +138,27 @@ class GroupCommit:
         self.taken_over = False
         """Whether another owner has the directory, also after closing."""
         self.reopening = False
-        """Whether the database is being closed, verified and opened again; for whoever does that to
-        set.
-        """
+        """Whether the database is being closed, verified and opened again. The store sets it."""
         self.has_acknowledged = False
-        """Whether a write was acknowledged since the store took writes last."""
+        """Whether a write was acknowledged since the store last began to take writes."""
         self.space = space
         self._directory = directory
         self.admission = Budget(options.queue_bytes_max)
         self.hand_over: Callable[[Write], None]
-        """To the writer thread; set by whoever starts one."""
+        """Queues a write for the writer thread; the store sets it when it starts one."""
         self.cause: Exception | None = None
-        """Why a write has failed since the store took writes last, also after closing."""
+        """Why a write has failed since the store last began to take writes; kept after closing."""
         self.lost = asyncio.Event()
-        """Set while no writes are taken because one has failed, or because another owner has taken
+        """Set while the store refuses writes because a write failed or another owner has taken
         over.
         """
 
     async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
         """Wait for room in the queue; see `wal.log.Log.admit`."""
         self.check_admitted(makes_room=makes_room)
-        # Nothing is held for who was let in: an append that is given up owes nothing. One over the
-        # bound passes alone. What makes room is small and seldom: behind others it might wait for
-        # the room it makes.
+        # Admission reserves no room, so an append cancelled after it has nothing to return. An
+        # append larger than the bound passes alone. Writes that make room are small and rare and
+        # pass at once: behind others they might wait for the room that they make.
         size_bytes = min(size_bytes, self.admission.bytes_max)
         if not makes_room and not self.admission.has_room(size_bytes):
             await self.admission.wait(
@@ -168,16 +166,16 @@ class GroupCommit:
             )
 
     def check_admitted(self, *, makes_room: bool) -> None:
-        """Raise unless writes are taken, and `StorageFull` when the disk is too short of space for
-        this one.
+        """Raise when the store refuses writes, and `StorageFull` when the disk is too full for this
+        kind of write.
         """
         self.check_writable()
         if self.space.level >= (SpaceLevel.EXHAUSTED if makes_room else SpaceLevel.FULL):
             raise StorageFull(str(self._directory), self.space.free_bytes, self.space.needed_bytes)
 
     def submit(self, write: Write) -> Outcome:
-        """Hand a write to the thread, and return its `durable`. Raises what the state says, but not
-        for a low disk.
+        """Queue a write for the writer thread and return its `durable` future. Raises the error of
+        the state; a low disk raises nothing here.
         """
         self.check_writable()
         self.admission.keep(write.size_bytes)
@@ -185,33 +183,33 @@ class GroupCommit:
         return write.durable
 
     def check_writable(self) -> None:
-        """Raise unless writes are taken."""
+        """Raise when the store refuses writes."""
         if self.state is not StoreState.OPEN:
             raise self.refusal()
 
     def check_settled(self) -> None:
-        """Raise unless what the database holds is durable: after a failed write nobody knows."""
+        """Raise when the database may hold data that is not durable, as after a failed write."""
         if self.state > StoreState.READ_ONLY:
             raise self.refusal()
 
     def check_readable(self) -> None:
-        """Raise when the store is closed, or was opened by the process this one was forked from."""
+        """Raise when the store is closed, or was opened in the parent of this forked process."""
         if self.state >= StoreState.CLOSED:
             raise self.refusal()
 
     def check_promising(self) -> None:
-        """Raise unless ticks may be promised: a failed write does not hinder that, another owner
-        does.
+        """Raise when ticks may not be promised: while reopening, after a take-over, a fork or
+        closing. A failed write alone does not prevent it.
         """
         if self.reopening or self.state > StoreState.FAILED:
             raise self.refusal()
 
     def refuse(self, state: StoreState) -> None:
-        """Take no writes from now on, because of what `state` says, and send away who waits for
-        room.
+        """Refuse writes from now on because of `state`, and wake the appends that wait for room,
+        which then raise.
         """
         self.state = max(self.state, state)
-        # those who wait in a forked child belong to its parent's event loop
+        # In a forked child the waiting appends belong to the parent's event loop.
         if state is not StoreState.FORKED:
             self.admission.changed.wake()
         if state in (StoreState.FAILED, StoreState.FENCED):
@@ -219,14 +217,12 @@ class GroupCommit:
             self.lost.set()
 
     def close_without_loop(self) -> None:
-        """Take no writes from now on; those that wait for room belong to an event loop that has
-        ended.
-        """
+        """Refuse writes from now on. Wakes no waiting append: their event loop has ended."""
         self.state = max(self.state, StoreState.CLOSED)
 
     def resume(self) -> None:
-        """Take writes again: the database was verified and opened. Whoever closed it meanwhile
-        changes nothing any more.
+        """Take writes again after the database was verified and opened. Does nothing if the store
+        was closed or taken over meanwhile.
         """
         if self.state is StoreState.FAILED:
             self.state = StoreState.OPEN
@@ -235,7 +231,7 @@ class GroupCommit:
             self.lost.clear()
 
     def refusal(self) -> StreamingNodeError:
-        """Return the error for a call that the state does not allow."""
+        """Return the error for a call that the current state does not allow."""
         match self.state:
             case StoreState.FAILED:
                 return LogReopening(
@@ -261,14 +257,16 @@ class GroupCommit:
     # --- reports of the writer thread -------------------------------------------------------------
 
     def acknowledged(self, writes: list[Write]) -> None:
-        """The operating system has these writes."""
+        """Complete `written` of these writes: the operating system has them."""
         self.has_acknowledged = True
         for write in writes:
             if not write.written.done():
                 write.written.set_result(None)
 
     def landed(self, writes: list[Write]) -> None:
-        """These writes are synced: readers see them first, then their futures are done."""
+        """Complete these writes, which are synced: first they become visible to readers, then their
+        futures complete.
+        """
         failpoint("append.landed")
         ends = dict[SyncedPosition, int]()
         for write in writes:
@@ -286,8 +284,8 @@ class GroupCommit:
         self.admission.give_back(sum([write.size_bytes for write in writes]))
 
     def failed(self, writes: list[Write], error: Exception) -> None:
-        """The outcome of these writes is open, and of all later ones; of a `ChannelFenced`, nothing
-        was written.
+        """Fail these writes and refuse later ones. Their outcome is open, but with `ChannelFenced`
+        nothing was written.
         """
         if self.cause is None:
             _log.warning(
@@ -305,12 +303,15 @@ class GroupCommit:
             for outcome in (write.written, write.durable):
                 if not outcome.done():
                     outcome.set_exception(typed)
-                    # counts as heard, or an abandoned append would log a traceback
+                    # Marks the exception as retrieved: otherwise an abandoned append would log a
+                    # traceback.
                     outcome.exception()
         self.admission.give_back(sum(write.size_bytes for write in writes))
 
     def space_changed(self, verdict: SpaceVerdict) -> None:
-        """The disk is nearer to full than it was, or less near."""
+        """Take a new verdict on the disk's free space, log a change of level, and wake waiting
+        appends when the disk is full.
+        """
         before = self.space
         self.space = verdict
         if verdict.level is not before.level:
@@ -326,7 +327,7 @@ class GroupCommit:
 
 
 def _fence_in(error: BaseException | None) -> ChannelFenced | None:
-    """Return what says that another owner has taken over, if that is why a write failed."""
+    """Return the `ChannelFenced` in an error's chain of causes, None when there is none."""
     while error is not None and not isinstance(error, ChannelFenced):
         error = error.__cause__
     return error

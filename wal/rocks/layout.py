@@ -1,4 +1,4 @@
-"""How a log store lies in RocksDB: what an operator may choose, what RocksDB is told, and the keys.
+"""The layout of a log store in RocksDB: the operator's options, RocksDB's settings, and the keys.
 
 RocksDB's own settings are chosen with figures in `docs/adr/0004-log-layout-on-rocksdb.md`.
 """
@@ -23,8 +23,8 @@ ENTRY_FAMILY = "entries"
 map, and move down the levels without being rewritten."""
 
 _SETTINGS = Path(__file__).parent / "settings"
-"""An options file of RocksDB's own, with what no option changes: for some of it rocksdict has no
-call.
+"""An options file in RocksDB's format with the fixed settings: rocksdict has no call for some of
+them.
 """
 
 OPEN_TABLES_MAX = 256
@@ -32,12 +32,12 @@ OPEN_TABLES_MAX = 256
 open by default.
 """
 OPEN_TABLES_SHARE = 4
-"""One part in so many of what the process may open: a backup is verified beside the open log, and
-programs have sockets.
+"""RocksDB may use one in this many of the process's file descriptors: a backup is verified beside
+the open log, and programs have sockets.
 """
 WAITING_MEMTABLES_MAX = 2
-"""This many full memtables may wait to be written; with one more to spare, no single write has to
-wait for them.
+"""This many full memtables may wait to be written to tables. RocksDB is allowed one more, so that
+no single write has to wait for them.
 """
 
 
@@ -54,9 +54,9 @@ class RocksOptions(
     `durability` is `fsync` (an append is acknowledged once synced) or `os` (once handed to the
     operating system, which loses up to `sync_interval_ms` of it in a power cut, never a hole).
     `queue_bytes_max` bounds appends that wait for the disk. Appends are refused while the disk has
-    less than `free_bytes_min` left, or less than twice RocksDB's own log; 0 refuses nothing. See
-    `wal.rocks.space`. RocksDB's log is at most about two memtables, four on a slow disk: so much a
-    start has to replay, with the interpreter lock held.
+    less than `free_bytes_min` left, or less than twice RocksDB's own log; with 0 none is refused.
+    See `wal.rocks.space`. RocksDB's log is at most about two memtables, four on a slow disk; a
+    start replays it with the interpreter lock held.
     """
 
     kind: ClassVar[str] = "rocksdb"
@@ -68,8 +68,8 @@ class RocksOptions(
 
 
 def open_tables_max(open_files: int | None) -> int:
-    """Return how many tables RocksDB may keep open in a process that may have `open_files`; it
-    takes 20 at least.
+    """Return how many tables RocksDB may keep open in a process that may open `open_files` files;
+    RocksDB needs at least 20.
     """
     return (
         OPEN_TABLES_MAX
@@ -81,7 +81,7 @@ def open_tables_max(open_files: int | None) -> int:
 def database_options(
     options: RocksOptions, *, recovery: DBRecoveryMode, create: bool = False
 ) -> Options:
-    """Return the settings that the database as a whole is opened with."""
+    """Return the settings of the database as a whole."""
     database, _ = Options.load_latest(str(_SETTINGS))
     _tune(database, options)
     database.create_if_missing(create)
@@ -94,16 +94,16 @@ def database_options(
 
 def families(options: RocksOptions) -> dict[str, Options]:
     """Return the column families beside the default one."""
-    # always: rocksdict's own notes on keys do not survive a power cut
+    # always raw mode: rocksdict's own record of key types does not survive a power cut
     entries = Options(raw_mode=True)
     _tune(entries, options)
     return {ENTRY_FAMILY: entries}
 
 
 def _tune(family: Options, options: RocksOptions) -> None:
-    # Room for replaying all of the log: RocksDB writes what is full to a table there and then, and
-    # nobody else runs. Whoever opens the database for writing sets the size of the options once
-    # that is done.
+    # Large enough to replay all of RocksDB's log: otherwise RocksDB writes full memtables to tables
+    # during the replay, with the interpreter lock held. `wal.rocks.recovery` sets the size of the
+    # options once the database is open for writing.
     family.set_write_buffer_size((WAITING_MEMTABLES_MAX + 2) * options.memtable_bytes)
     family.set_max_write_buffer_number(WAITING_MEMTABLES_MAX + 1)
     family.set_compression_type(DBCompressionType.none())
@@ -118,9 +118,9 @@ FORMAT_KEY = b"sformat"
 NODE_ID_KEY = b"snode_id"
 TERM_KEY = b"sterm"
 DURABILITY_KEY = b"sdurability"
-"""What an acknowledgement meant in the last term; absent means `fsync`."""
+"""The durability of the last term; absent means `fsync`."""
 META_VERSION_KEY = b"smeta_version"
-"""Counts the changes of the state map, so that a lost one is missed like a lost entry."""
+"""Counts the changes of the state map, so that a lost change is detected like a lost entry."""
 
 LOG_ID_PREFIX = b"t"
 FIRST_POSITION_PREFIX = b"f"
@@ -131,11 +131,11 @@ _LOG_ID = struct.Struct(">I")
 _NUMBER = struct.Struct(">Q")
 
 entry_key: Callable[[int, int], bytes] = _ENTRY_KEY.pack
-"""The key of the entry of a log id whose last message has a position; a seek to any position it
-holds finds it.
+"""Return the key of an entry from its log id and the position of its last message. A seek to any
+position that the entry holds finds it.
 """
 split_entry_key: Callable[[bytes], tuple[int, int]] = _ENTRY_KEY.unpack
-"""The log id and the last position in an entry's key."""
+"""Return the log id and the last position in an entry's key."""
 encode_log_id: Callable[[int], bytes] = _LOG_ID.pack
 encode_number: Callable[[int], bytes] = _NUMBER.pack
 
@@ -156,7 +156,9 @@ def log_id_key(name: str) -> bytes:
 
 
 def first_position_key(log_id: int) -> bytes:
-    """Return the key that holds the first position kept of a log; absent until it is truncated."""
+    """Return the key that holds the first kept position of a log; absent until the log is
+    truncated.
+    """
     return FIRST_POSITION_PREFIX + encode_log_id(log_id)
 
 

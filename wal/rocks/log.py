@@ -1,7 +1,7 @@
-"""One log in RocksDB: where it begins and ends, and how to add to it, read it and shorten it.
+"""One log in RocksDB: its first and last position, appending, reading and truncating.
 
-The event loop keeps the ends of the log in memory; bytes go to the writer thread and come from
-reader threads, which check every entry.
+The event loop keeps both ends of the log in memory. The writer thread writes the bytes; reader
+threads read them and check every entry.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from wal.runtime import Acknowledgement
 WAL_NAME = RocksMessageId.wal_name
 
 READ_ENDS_MAX = 256
-"""Ends of reads that are remembered: a few for each reader that catches up."""
+"""Number of ends of reads to remember: a few for each reader that catches up."""
 
 
 def decode_rocks_entry(data: bytes, previous_crc32c: int | None) -> LogEntry:
@@ -42,7 +42,7 @@ def decode_rocks_entry(data: bytes, previous_crc32c: int | None) -> LogEntry:
 
 
 class LogEnds(NamedTuple):
-    """What is known of a log without reading it; by default, of an empty one."""
+    """Both ends of a log. The defaults are those of an empty log."""
 
     first_position: int = FIRST_POSITION
     last_position: int = 0
@@ -51,8 +51,8 @@ class LogEnds(NamedTuple):
 
 
 def load_ends(engine: Engine, log_id: int, name: str, end_position: int = POSITION_MAX) -> LogEnds:
-    """Look up both ends of a log, whatever its length, without what is behind `end_position`.
-    Reader thread. Raises `Corrupt` when they do not fit.
+    """Return both ends of a log, ignoring entries after `end_position`; the time does not depend on
+    its length. Reader thread. Raises `Corrupt` when the ends do not fit.
     """
     begin = first_kept(engine.database, log_id)
     iterator = engine.entries.iter()
@@ -75,8 +75,8 @@ def load_ends(engine: Engine, log_id: int, name: str, end_position: int = POSITI
 class RocksEntryLog(Generic[E]):
     """One log of entries in RocksDB, as its readers see it; see `wal.entry_log.EntryLog`.
 
-    `decode` checks an entry, `as_id` makes what errors call a position, and `title` begins the text
-    of errors, before a position.
+    `decode` checks an entry. `as_id` converts a position to the id that errors name. `title` begins
+    the text of errors and precedes the position.
     """
 
     def __init__(
@@ -103,13 +103,15 @@ class RocksEntryLog(Generic[E]):
         self._decode = decode
         self._as_id = as_id
         self._read_ends: dict[int, int] = {}
-        """Checksums of entries that reads ended with, by last position: a reader that goes on there
-        need not look at them again.
+        """Checksums of the last entries of reads, by last position: a reader that continues there
+        need not read that entry again.
         """
 
     @property
     def durable_position(self) -> int:
-        """Position of the last synced message, one below the first when there is none."""
+        """Position of the last synced message; one below the first kept position when the log is
+        empty.
+        """
         return self.synced.value
 
     async def read(self, position: int, *, bytes_max: int) -> list[E]:
@@ -123,7 +125,7 @@ class RocksEntryLog(Generic[E]):
         try:
             entries = await self._engine.read(self._read_range, position, first_position, bytes_max)
         except Corrupt as error:
-            # a truncation that overtook this read looks like a gap to it
+            # a truncation during this read looks like a gap
             if self.first_position > first_position:
                 return await self.read(position, bytes_max=bytes_max)
             raise Corrupt(f"{self._title} {position}: {error}") from error
@@ -133,7 +135,7 @@ class RocksEntryLog(Generic[E]):
         return entries
 
     async def go_on(self, first_position: int, last_position: int, crc32c: int) -> None:
-        """Go on from the ends that the owner knows; see `wal.entry_log.OwnedLog`."""
+        """Continue from the ends that the owner has recorded; see `wal.entry_log.OwnedLog`."""
         found = await self._engine.read(lambda: last_entry(self._engine.entries, self.log_id))
         reached = (0, 0) if found is None else (found[0], entry_crc32c(found[1]))
         if first_position <= last_position and reached != (last_position, crc32c):
@@ -144,7 +146,7 @@ class RocksEntryLog(Generic[E]):
         self.synced.advance(last_position)
 
     def _read_range(self, position: int, first_position: int, bytes_max: int) -> list[E]:
-        """Return entries from the one that holds `position` on, up to the last synced one. Reader
+        """Return entries from the one that holds `position` up to the last synced entry. Reader
         thread.
         """
         before = self._read_ends.get(position - 1)
@@ -154,7 +156,7 @@ class RocksEntryLog(Generic[E]):
 
 
 class RocksLog(RocksEntryLog[LogEntry]):
-    """One log of packs of a `RocksStore`, which makes it; see `wal.log.Log`."""
+    """One log of packs, created by its `RocksStore`; see `wal.log.Log`."""
 
     wal_name = WAL_NAME
 
@@ -177,8 +179,8 @@ class RocksLog(RocksEntryLog[LogEntry]):
         self.restart(ends)
 
     def restart(self, ends: LogEnds) -> None:
-        """Go on from what was found when the database was opened again; readers see what is new to
-        them.
+        """Continue from the ends found when the database was opened again; new entries become
+        visible to readers.
         """
         self.first_position = ends.first_position
         self.next_position = ends.last_position + 1
@@ -188,8 +190,8 @@ class RocksLog(RocksEntryLog[LogEntry]):
         self.synced.advance(ends.last_position)
 
     def append(self, pack: Pack) -> AppendTicket:
-        """Queue a stamped pack; see `wal.log.Log.append`. A full disk stops nothing that was
-        admitted.
+        """Queue a stamped pack; see `wal.log.Log.append`. An admitted pack is queued even when the
+        disk is full by then.
         """
         pack.require_tick_above(self.last_tick)
         first_position = self.next_position
@@ -209,8 +211,8 @@ class RocksLog(RocksEntryLog[LogEntry]):
     async def truncate(
         self, position: int, *, needed: Callable[[], int | None] | None = None
     ) -> None:
-        """Give up all before the entry that holds `position`, and its space; cancelling may leave
-        that to a later call.
+        """Delete all entries before the one that holds `position` and reclaim their space. After a
+        cancellation a later call may have to reclaim the space.
         """
         async with self._truncating:
             self._commit.check_readable()
@@ -225,7 +227,7 @@ class RocksLog(RocksEntryLog[LogEntry]):
             end = entry_key(self.log_id, kept)
             record = {first_position_key(self.log_id): encode_number(kept)}
             dropped = self._commit.submit(BatchWrite(record, dropped=[(begin, end)]))
-            # from here on reads below are refused, so none meets the gap
+            # from here on reads below are refused, so no read finds the gap
             self.first_position = kept
             failpoint("flush.drop_queued")
             await asyncio.shield(dropped)
@@ -249,19 +251,19 @@ def read_range(
     bytes_max: int,
     previous_crc32c: int | None = None,
 ) -> list[E]:
-    """Return entries from the one that holds `position` on, until `bytes_max` are reached. Reader
-    thread.
+    """Return entries from the one that holds `position`, until their size reaches `bytes_max`.
+    Reader thread.
 
-    `kept` is the earliest and the last position there must be; the first entry may begin before
-    them. `decode` gets an entry's bytes and the checksum of the one before it, None when that is
-    not kept; who has read up to `position` passes that of the last as `previous_crc32c`. Raises
-    `Corrupt` for damage, a gap or an early end.
+    `kept` is the first and the last position that must exist; the first entry may begin before the
+    first. `decode` gets an entry's bytes and the checksum of the entry before it, None when that is
+    not kept. A caller that has read up to `position` passes the checksum of the last entry as
+    `previous_crc32c`. Raises `Corrupt` for damage, a gap or an early end.
     """
     iterator = entries.iter()
     (first_position, end_position) = kept
-    # The entry before is looked at too: so the chain is checked across batches, and none can be
-    # missing in between.
-    if previous_crc32c is not None:  # it was, when it was read
+    # Check the previous entry too: so the chain holds across batches, and no entry can be missing
+    # between them.
+    if previous_crc32c is not None:  # the previous read checked it
         iterator.seek(entry_key(log_id, position))
         expected = position
     else:
@@ -277,7 +279,7 @@ def read_range(
     found: list[E] = []
     size = 0
     while size < bytes_max and expected <= end_position:
-        if found:  # not after the last one: each step reads an entry from the disk
+        if found:  # not after the last entry: each step reads an entry from the disk
             iterator.next()
         current = current_entry(iterator, log_id)
         if current is None:
@@ -298,15 +300,15 @@ def read_range(
 
 
 def first_kept(database: Rdict, log_id: int) -> int:
-    """Return the first position of a log that is kept; of the database as a whole, since a record
-    says it.
+    """Return the first kept position of a log. Takes the whole database: the record is in the
+    default family.
     """
     recorded = database.get(first_position_key(log_id))
     return decode_number(recorded) if isinstance(recorded, bytes) else FIRST_POSITION
 
 
 def last_position(entries: Rdict, log_id: int) -> int:
-    """Return the last position of a log, 0 when it has no entry; its last entry is not decoded."""
+    """Return the last position of a log, 0 when it has no entry. Does not decode the entry."""
     last = last_entry(entries, log_id)
     return 0 if last is None else last[0]
 
@@ -314,8 +316,8 @@ def last_position(entries: Rdict, log_id: int) -> int:
 def last_entry(
     entries: Rdict, log_id: int, end_position: int = POSITION_MAX
 ) -> tuple[int, bytes] | None:
-    """Return the last position of a log up to `end_position`, and the bytes of that entry; None
-    when there is none.
+    """Return the last position of the last entry of a log up to `end_position`, and its bytes; None
+    when there is no such entry.
     """
     iterator = entries.iter()
     iterator.seek_for_prev(entry_key(log_id, end_position))
@@ -323,15 +325,15 @@ def last_entry(
 
 
 def current_entry(iterator: RdictIter, log_id: int) -> tuple[int, bytes] | None:
-    """Return the last position and the bytes of the entry that an iterator is at, None when it is
-    outside of the log.
+    """Return the last position and the bytes of an iterator's current entry, None when the iterator
+    is outside of the log.
 
-    Raises when damage took it there.
+    Raises when damage ended the iteration.
     """
-    # RocksDB's iteration bounds would spare the look at each key, but rocksdict encodes them as if
-    # not in raw mode.
+    # RocksDB's iteration bounds would make the comparison of each key needless, but rocksdict does
+    # not encode them in raw mode.
     if not iterator.valid():
-        # raises: an iteration ends early over a damaged block, and only this says so
+        # raises if damage ended the iteration early: only the status shows it
         iterator.status()
         return None
     found_id, position = split_entry_key(iterator.key())

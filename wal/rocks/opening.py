@@ -1,7 +1,7 @@
-"""Opening a node directory: own it, make what is missing, verify without changing anything, open
-it, take the term. Blocks.
+"""Opening a node directory: own it, create what is missing, verify it without changes, open the
+database, take the term. Blocks.
 
-The same steps from verifying on bring a database back after a failed write.
+The steps from verifying on also reopen a database after a failed write.
 """
 
 import os
@@ -60,7 +60,7 @@ NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedDirectory:
-    """What an owner holds for as long as it owns the directory, whichever database is open."""
+    """The resources of a directory's owner, held across reopenings of the database."""
 
     directory: Path
     options: RocksOptions
@@ -69,7 +69,7 @@ class OwnedDirectory:
     space: SpaceWatch
 
     def release(self) -> None:
-        """Give the directory up; idempotent. The database is closed before."""
+        """Release the directory; idempotent. The caller closes the database first."""
         self.floor.close()
         self.lock.release()
 
@@ -77,21 +77,22 @@ class OwnedDirectory:
 def take_directory(
     directory: Path, options: RocksOptions, *, brief: bool = False
 ) -> tuple[OwnedDirectory, Rdict, Survey]:
-    """Own a directory and open its database. Raises as `wal.rocks.store.open_rocks_store`; nothing
-    is held then.
+    """Own a directory and open its database. Raises as `wal.rocks.store.open_rocks_store`, and then
+    holds nothing.
     """
-    refuse_after_fork(directory)  # before anything is made or locked
+    refuse_after_fork(directory)  # before anything is created or locked
     with disk_errors_typed(directory):
         if directory.exists() and not directory.is_dir():
             raise InvalidArgument(f"{directory} is a file — name a directory")
         make_directory(directory)
     failpoint("recovery.directory_made")
     with classified(directory), ExitStack() as undo:
-        check_place(directory)  # before anything is put there, the lock included
+        check_place(directory)  # before anything is written there, the lock included
         lock = DirectoryLock(directory, brief=brief)
         undo.callback(lock.release)
         failpoint("recovery.directory_locked")
-        check_place(directory)  # once more, now that nobody else makes a node here
+        # again under the lock, which keeps other processes from creating a node here
+        check_place(directory)
         if not (directory / DATABASE_NAME).exists():
             create_database(directory, options, uuid.uuid4().hex)
         failpoint("recovery.database_prepared")
@@ -107,12 +108,12 @@ def take_directory(
 
 
 def open_owned(owned: OwnedDirectory, *, term_is_spent: bool = True) -> tuple[Rdict, Survey]:
-    """Verify the database of an owned directory, open it and take the term; return it with what was
-    found in it.
+    """Verify the database of an owned directory, open it and take the term. Returns the database
+    and the survey of its content.
 
-    Raises as `take_directory`, and `ChannelFenced`. After a failed write it opens under the term of
-    the token, until something was acknowledged in that (`term_is_spent`): so a disk on which no
-    term gets that far does not use them up.
+    Raises as `take_directory`, and `ChannelFenced`. After a failed write it opens under the token's
+    term again, unless a write was acknowledged in that term (`term_is_spent`). So a disk on which
+    no opening succeeds does not use up terms.
     """
     directory = owned.directory
     options = owned.options
@@ -120,15 +121,16 @@ def open_owned(owned: OwnedDirectory, *, term_is_spent: bool = True) -> tuple[Rd
     path = directory / DATABASE_NAME
     is_first = not floor.token_term
     owned.space.make_room_to_start()
-    # Raises for damage; what counts is the floor in memory, which knows all that was acknowledged.
+    # Raises for damage. Verification uses the floor in memory, which includes all acknowledged
+    # writes.
     read_floor(directory)
     found = verify_database(path, options, floor.known)
     failpoint("recovery.verified")
-    # The token is written before the database is opened for good, and the floor read once more: so
-    # everything is found that an owner which no lock kept out had acknowledged before it was
-    # fenced.
+    # The token is written before the database is opened for writing, and the floor is read again
+    # after that. So this opening finds everything that another owner, which no lock kept out,
+    # acknowledged before the token fenced it.
     if not is_first:
-        # Verifying takes long: the token of an owner that came meanwhile is not to be written over.
+        # Verifying takes long: never overwrite the token of an owner that came meanwhile.
         floor.check_owner()
     floor.take_token(
         1 + max(found.term, floor.known.term) if is_first or term_is_spent else floor.token_term
@@ -146,7 +148,7 @@ def open_owned(owned: OwnedDirectory, *, term_is_spent: bool = True) -> tuple[Rd
             _take_term(database, floor, found, options)
             owned.space.look()
     except BaseException:
-        with suppress(Exception):  # the first error is the one that counts; RocksDB repeats it here
+        with suppress(Exception):  # raise the first error; RocksDB repeats it here
             database.close()
         raise
     return database, found
@@ -154,8 +156,8 @@ def open_owned(owned: OwnedDirectory, *, term_is_spent: bool = True) -> tuple[Rd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadDatabase:
-    """A database that was opened for reading: what is in it, and where logs end that have a torn
-    tail, which the next owner drops, by name.
+    """A database opened for reading and its survey. `torn` holds the last whole position of each
+    log with a torn tail, by name; the next owner drops those tails.
     """
 
     database: Rdict
@@ -166,12 +168,14 @@ class ReadDatabase:
 def open_for_reading(
     directory: Path, floor: Floor | None, *, past_damage: bool = False
 ) -> ReadDatabase:
-    """Open the database of a directory without changing anything, and check that it holds what
-    `floor` says; None compares it with nothing.
+    """Open the database of a directory without changing anything, and check that it holds all that
+    `floor` records; with None there is no check.
 
-    With `past_damage` what is behind damage in RocksDB's log is read, too, and a log whose end
-    cannot be read ends at 0. With a floor the database must not change meanwhile. Raises `Corrupt`,
-    also when there is no database, `StorageFailed` when it cannot be read, `UnsupportedFormat`.
+    With `past_damage` it also reads what follows damage in RocksDB's log, and a log whose end
+    cannot be read ends at 0. With a floor the database must not change meanwhile.
+
+    Raises `Corrupt` for damage or when there is no database, `StorageFailed` when the database
+    cannot be read, `UnsupportedFormat`.
     """
     path = directory / DATABASE_NAME
     refuse_after_fork(path)
@@ -195,13 +199,13 @@ def open_for_reading(
 
 
 def check_may_read(directory: Path) -> None:
-    """Raise `StorageFailed` where the database cannot be written: rocksdict writes its settings
-    there, also to read.
+    """Raise `StorageFailed` when the database's directory is not writable: rocksdict writes its
+    settings there even to read.
     """
     path = directory / DATABASE_NAME
     if path.exists() and not os.access(path, os.W_OK):
         raise StorageFailed(
-            f"{path} cannot be written, which reading it takes — make it writable, or read a copy"
+            f"{path} cannot be written, which reading requires — make it writable, or read a copy"
         )
 
 
@@ -219,21 +223,20 @@ def _verify_for_reading(path: Path, options: RocksOptions, floor: Floor) -> None
         if not torn_manifest(path):
             raise
         raise Corrupt(
-            f"{path} ends with what a power cut tore — open the node, which drops that, and close "
-            "it; if it refuses, restore the node from a backup"
+            f"{path} has a torn end, as a power cut leaves — open the node, which drops it, and "
+            "close it; if that fails, restore the node from a backup"
         ) from error
 
 
 def _take_term(database: Rdict, floor: FloorFile, found: Survey, options: RocksOptions) -> None:
-    """Make the token's term durable in both places before anything is done under it."""
+    """Make the token's term durable in database and floor before anything happens under it."""
     if found.term != floor.token_term:
         database.put(DURABILITY_KEY, options.durability.encode())
         database.put(TERM_KEY, encode_number(floor.token_term))
         failpoint("recovery.term_written")
     database.flush_wal(sync=True)
     failpoint("recovery.term_synced")
-    # What a killed owner wrote without acknowledging is part of the log now, and readers may see
-    # it.
+    # Unacknowledged writes of a killed owner are now part of the log, and readers may see them.
     floor.record(found.last_positions, term=floor.token_term, meta=found.meta_version)
     failpoint("recovery.floor_recorded")
     floor.sync()
@@ -241,11 +244,11 @@ def _take_term(database: Rdict, floor: FloorFile, found: Survey, options: RocksO
 
 
 def check_place(directory: Path) -> None:
-    """Return if a node is here, or may be made: the directory is new or empty, or a making was cut
-    off. Changes nothing.
+    """Check that a directory holds a node or may get one: it is empty, or a creation was
+    interrupted. Changes nothing.
 
-    Raises `UnsupportedFormat` naming what is there when that is something else, `Corrupt` when half
-    of a node is missing, `InvalidArgument` for a backup, `OSError`.
+    Raises `UnsupportedFormat` naming foreign content, `Corrupt` when the floor or the database of a
+    node is missing, `InvalidArgument` for a backup, `OSError`.
     """
     names = set(os.listdir(directory)) - {"lost+found"}  # noqa: PTH208 - names are all we need
     if BACKUP_RECORD_NAME in names:
@@ -257,7 +260,8 @@ def check_place(directory: Path) -> None:
     if database.exists():
         if floor is None and not (database / "CURRENT").exists():
             raise UnsupportedFormat(
-                f"{directory} holds a {DATABASE_NAME} that is no node's — choose another directory"
+                f"{directory} holds a {DATABASE_NAME} that is not a node's — choose another "
+                "directory"
             )
         if floor is None:
             raise Corrupt(
@@ -277,14 +281,14 @@ def check_place(directory: Path) -> None:
 
 
 def _is_of_creation(directory: Path, name: str, *, begun: bool) -> bool:
-    """Whether the making of a node that was cut off leaves this; with `begun` there is a floor that
-    has seen nothing.
+    """Whether an interrupted creation of a node leaves this file; with `begun` there is a floor
+    without a term.
     """
     if name not in {LOCK_NAME, FLOOR_TEMPORARY_NAME}:
         return begun and name in {FLOOR_NAME, DATABASE_NAME + TEMPORARY_SUFFIX}
     try:
         content = read_regular(directory / name, bytes_max=FLOOR_BYTES)
-    except FileNotFoundError:  # whoever makes a node here right now has gone on
+    except FileNotFoundError:  # another process that creates a node here has moved on
         return True
     except Corrupt:
         return False
@@ -292,22 +296,23 @@ def _is_of_creation(directory: Path, name: str, *, begun: bool) -> bool:
         return is_begun_floor(content)
     return not content.replace(BRIEF.encode(), b"").strip(
         b"0123456789\n\0"
-    )  # a power cut leaves zeros where the process's number was to be
+    )  # a power cut may leave zeros in place of the process id
 
 
 def create_database(directory: Path, options: RocksOptions, node_id: str) -> None:
-    """Make a node, each step synced: the floor, the database under a temporary name, the database
-    under its own.
+    """Create a node, each step synced: the floor, the database under a temporary name, the database
+    under its own name.
 
-    A crash before the last step leaves a floor that has seen nothing, and at most a temporary
-    database: by that floor, which carries a magic number and a checksum, the next open knows that
-    it may start again. Later on, either alone is damage.
+    A crash before the last step leaves a floor without a term, and at most a temporary database.
+    The floor carries a magic number and a checksum, so the next open recognizes it and starts
+    again. Once the floor has a term, either of the two alone is damage.
     """
     write_floor(directory, Floor(node_id=node_id))
     failpoint("recovery.floor_created")
     sync_directory(directory)
     path = directory / (DATABASE_NAME + TEMPORARY_SUFFIX)
-    shutil.rmtree(path, ignore_errors=True)  # made behind a floor of ours: nobody else's
+    # our floor exists, so this is from an interrupted creation
+    shutil.rmtree(path, ignore_errors=True)
     database = open_rocksdb(path, options, writable=True, create=True)
     write_facts(database, node_id)
     failpoint("recovery.facts_written")

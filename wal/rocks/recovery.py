@@ -1,9 +1,9 @@
-"""What is in a database after a crash: whether it may be written again, and what of its end was
-torn. Blocks.
+"""Recovery of a database after a crash: whether it may be written again, and which part of its end
+is torn. Blocks.
 
-RocksDB itself opens a damaged or missing log file without an error. So a database is looked at in
-two of its recovery modes, and held against the floor; and its own files are looked at before it
-reads them.
+RocksDB opens a database with a damaged or missing log file without an error. So this module surveys
+the database in two recovery modes and compares the result with the floor, after checking RocksDB's
+own files before RocksDB reads them.
 """
 
 import mmap
@@ -43,12 +43,12 @@ from wal.runtime import event_log
 _log = event_log(__name__)
 
 STORE_FORMAT = 1
-"""Layout of the keys; a newer one is refused, never guessed at."""
+"""Layout of the keys; any other is refused."""
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True):
-    """What a database holds: log ids by name, the last position of each log by id, and the facts
-    about the store.
+    """The content of a database: log ids by name, last positions by log id, and the facts about the
+    store.
     """
 
     node_id: str
@@ -57,13 +57,13 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     log_ids: Mapping[str, int]
     last_positions: Mapping[int, int]
     synced_each_batch: bool = True
-    """Whether the last term synced each batch before the next: then at most one record of RocksDB's
-    log was unsynced.
+    """Whether the last term synced each batch before the next, so that at most one record of
+    RocksDB's log was unsynced.
     """
 
 
 def write_facts(database: Rdict, node_id: str) -> None:
-    """Write what a new database says about its store."""
+    """Write the facts about the store into a new database."""
     facts = WriteBatch(raw_mode=True)
     facts.put(FORMAT_KEY, encode_number(STORE_FORMAT))
     facts.put(NODE_ID_KEY, node_id.encode())
@@ -75,8 +75,8 @@ def write_facts(database: Rdict, node_id: str) -> None:
 def survey(
     database: Rdict, *, last_position: Callable[[Rdict, int], int] = last_position
 ) -> Survey:
-    """Look at the end of every log, without decoding an entry. Raises `UnsupportedFormat` for
-    another layout.
+    """Return the last position of every log and the facts about the store, without decoding an
+    entry. Raises `UnsupportedFormat` for another layout, `Corrupt` for a missing fact.
     """
     version = decode_number(_fact(database, FORMAT_KEY))
     if version != STORE_FORMAT:
@@ -100,8 +100,8 @@ def survey(
 
 
 def judge(found: Survey, behind_damage: Survey, floor: Floor, *, place: str) -> None:
-    """Raise `Corrupt` when `found`, which point-in-time recovery reaches, lacks something that was
-    there.
+    """Raise `Corrupt` when `found`, the result of point-in-time recovery, lacks something that the
+    floor or `behind_damage` has.
     """
     if found.node_id != floor.node_id:
         raise Corrupt(
@@ -109,10 +109,10 @@ def judge(found: Survey, behind_damage: Survey, floor: Floor, *, place: str) -> 
             f"{floor.node_id}"
         )
     names = {log_id: name for name, log_id in behind_damage.log_ids.items()}
-    # Point-in-time recovery stops at the first damaged record, skip-any goes on behind it. If the
-    # second finds more, a record in the middle is damaged: rot, since a torn tail of one batch has
-    # nothing behind it. Under durability `os` many records may be unsynced, and a disk writes their
-    # pages in any order: what is behind damage then proves nothing.
+    # Point-in-time recovery stops at the first damaged record; skip-any recovery continues after
+    # it. If the second finds more, a record in the middle is damaged: bit rot, since after a torn
+    # tail of one batch nothing follows. Under durability `os` many records may be unsynced, and a
+    # disk writes their pages in any order: data after the damage then proves nothing.
     if found.synced_each_batch:
         for log_id, position in behind_damage.last_positions.items():
             _require(
@@ -150,16 +150,15 @@ def _require(found: int, wanted: int, what: str, verdict: str) -> None:
 
 
 def verify_database(path: Path, options: RocksOptions, floor: Floor) -> Survey:
-    """Check, changing nothing, that the database holds all it should, and return what it holds.
-    Raises `Corrupt`.
+    """Check without changes that the database holds all that `floor` records, and return its
+    survey. Raises `Corrupt`.
     """
     check_framing(path)
     try:
         return _verified(path, options, floor)
     except Corrupt:
         if torn := torn_manifest(path):
-            # When that is not all that is wrong, what is wrong with the original is the error to
-            # tell.
+            # If the copy without the torn end fails too, raise the error of the original.
             with suppress(StreamingNodeError, OSError), without_torn_end(path, *torn) as look_alike:
                 return _verified(look_alike, options, floor)
         raise
@@ -170,7 +169,7 @@ def _verified(path: Path, options: RocksOptions, floor: Floor) -> Survey:
     for name, log_id in found.log_ids.items():
         kept = found.last_positions[log_id]
         reached = behind_damage.last_positions.get(log_id, 0)
-        # acknowledged under durability `os`, taken by a power cut; opening for writing drops it
+        # acknowledged under durability `os` and torn by a power cut; opening for writing drops it
         if reached > kept:
             _log.warning(
                 "torn_tail_dropped", path=str(path), log=name, kept=kept, dropped=reached - kept
@@ -179,16 +178,16 @@ def _verified(path: Path, options: RocksOptions, floor: Floor) -> Survey:
 
 
 def verify_files(path: Path, options: RocksOptions, floor: Floor) -> tuple[Survey, Survey]:
-    """Check a database as `verify_database`, but refuse one whose manifest ends torn; return what
-    is in it, and what is behind damage, too.
+    """Check a database as `verify_database`, but refuse one with a torn manifest. Returns its
+    survey, and the survey that includes what follows damage.
     """
     found = _survey(path, options)
     try:
         behind_damage = _survey(path, options, past_damage=True)
     except Corrupt:
-        # RocksDB 10 adds the checksum of what it has read of a damaged record in several blocks to
-        # that of the next such record, and refuses the database for it. Under durability `os` a
-        # power cut leaves both, and it proves nothing.
+        # When a record of several blocks is damaged, RocksDB 10 mixes the checksum of its part into
+        # that of the next such record, and refuses the database for the mismatch. Under durability
+        # `os` a power cut leaves both kinds of records, and the refusal proves nothing.
         if found.synced_each_batch:
             judge(found, found, floor, place=str(path))  # names the log that is short
             raise
@@ -228,23 +227,24 @@ def _fact(database: Rdict, key: bytes) -> bytes:
 
 
 def recover(path: Path, database: Rdict, options: RocksOptions, floor: Floor) -> Survey:
-    """Drop what a crash tore of a database that was verified and is open for writing; return what
-    is left, durable.
+    """Drop what a crash tore in a verified database that is open for writing. Returns the survey of
+    what is left, which is durable.
     """
     found = drop_behind_holes(database, survey(database), floor)
-    # After a failed sync the pages of the log's files may look clean in memory without being on the
-    # disk: so what was in them is in new tables, synced, before anything is done.
+    # After a failed sync the kernel may mark pages of the log's files as clean although they are
+    # not on the disk. So the content of the logs goes into new, synced tables before anything else
+    # happens.
     _bring_into_tables(database, options)
     judge(found, found, floor, place=str(path))
     return found
 
 
 def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:
-    """Do what RocksDB would do as it opens, but with the interpreter lock released: the larger part
-    of the time it takes.
+    """Flush the replayed log into tables, which takes most of the time of an opening. RocksDB would
+    do it as it opens, but with the interpreter lock held.
     """
-    # Closed here: or it would keep the database open for as long as a failure's traceback keeps
-    # this frame.
+    # Close the family here: otherwise a failure's traceback, which keeps this frame, would keep the
+    # database open.
     with closing(database.get_column_family(ENTRY_FAMILY)) as entries:
         for family in (entries, database):
             family.set_options({"write_buffer_size": str(options.memtable_bytes)})
@@ -252,14 +252,14 @@ def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:
 
 
 def drop_behind_holes(database: Rdict, found: Survey, floor: Floor) -> Survey:
-    """Give up what lies behind a hole in the unsynced part of each log, and return what is left.
-    Synced.
+    """Delete what follows a hole in the unsynced part of each log, and return the survey of what is
+    left. Durable on return.
 
-    RocksDB makes no hole in one log file, but goes on from file to file: of one that was full it
-    knows no end, so where the disk had kept the beginning of the next and not the end of this one,
-    what it recovers is a log with a hole, and no error. Nothing is given up of a log that was
-    synced before its acknowledgements, nor of one whose hole is not behind the floor: that is
-    damage, and reading it says so.
+    RocksDB recovers no hole within one log file, but continues from file to file and cannot detect
+    that the end of a full file is missing. So if the disk kept the beginning of the next file and
+    not the end of this one, RocksDB recovers a log with a hole and reports no error. Nothing is
+    deleted from a log that was synced before its acknowledgements, nor from one whose hole lies
+    below the floor: that is damage, and reading it raises.
     """
     if found.synced_each_batch:
         return found
@@ -273,14 +273,14 @@ def drop_behind_holes(database: Rdict, found: Survey, floor: Floor) -> Survey:
         _log.warning("torn_tail_dropped", log=name, kept=kept, dropped=reached - kept)
     if torn:
         database.write(batch)
-        # a power cut before that leaves the hole, which is found again
+        # a power cut before this sync leaves the hole, and the next open finds it again
         database.flush_wal(sync=True)
     return without_torn(found, torn)
 
 
 def torn_logs(database: Rdict, found: Survey, floor: Floor) -> dict[str, int]:
-    """Return the last position before a hole in the unsynced part of each log that has one, by
-    name.
+    """Return, by name, the last position before the hole of each log that has a hole in its
+    unsynced part.
     """
     if found.synced_each_batch:
         return {}
@@ -299,13 +299,13 @@ def without_torn(found: Survey, torn: Mapping[str, int]) -> Survey:
 
 
 def chain_end(database: Rdict, log_id: int, floor: Floor) -> int:
-    """Return the last position of a log up to which entry follows on entry, behind the last that
-    the floor knows.
+    """Return the end of the unbroken chain of entries that begins after the floor's last position
+    of a log.
     """
     end = max(floor.positions.get(log_id, 0), first_kept(database, log_id) - 1)
     previous_crc32c = None
     iterator = database.get_column_family(ENTRY_FAMILY).iter()
-    # Behind it: what is wrong with a synced entry is damage and no hole, and nothing is given up
+    # Start after the floor: an invalid synced entry is damage, not a hole, and nothing is deleted
     # for it.
     iterator.seek(entry_key(log_id, end + 1))
     while (current := current_entry(iterator, log_id)) is not None:
@@ -324,28 +324,30 @@ def chain_end(database: Rdict, log_id: int, floor: Floor) -> int:
 
 LOOK_ALIKE_SUFFIX = ".look.tmp"
 _LEFT_OUT = ("LOCK", "LOG", "rocksdict-config.json")
-"""Written by whoever opens a database, so never shared with the original."""
+"""Every opening of a database writes these files, so the copy never shares them with the original.
+"""
 _CURRENT_BYTES_MAX = 4096
 
 
 def manifest_of(database: Path) -> Path:
-    """Return the manifest that a database goes by. Raises `OSError`, `Corrupt`."""
+    """Return the path of a database's current manifest. Raises `OSError`, `Corrupt`."""
     return (
         database / read_regular(database / "CURRENT", bytes_max=_CURRENT_BYTES_MAX).decode().strip()
     )
 
 
 def torn_manifest(database: Path) -> tuple[Path, int] | None:
-    """Return a manifest that ends with something torn, and nothing whole behind it, and where that
-    begins; else None.
+    """Return the manifest and the byte at which its torn end begins, None unless it has a torn end
+    with nothing whole after it.
 
-    RocksDB passes over a manifest that ends in the middle of a record, but refuses one whose last
-    record has its full length and not all of its pages. It syncs a manifest before it removes what
-    that makes needless, so without the torn record the database is the one before it. Were the
-    record rot instead, files of that database would be gone or the floor would know more; so the
-    database is read without it first, and nothing is cut off before that was found sound.
+    RocksDB accepts a manifest that ends in the middle of a record, but refuses one whose last
+    record has its full length and lacks pages. It syncs a manifest before it removes the files that
+    the manifest makes needless, so without the torn record the database is the state before that
+    record. Were the record bit rot instead, files of that earlier state would be missing or the
+    floor would be higher. So the database is first read without the record, and the record is cut
+    off only after that was found sound.
     """
-    with suppress(OSError, ValueError, Corrupt):  # CURRENT is gone, or names no file
+    with suppress(OSError, ValueError, Corrupt):  # CURRENT is missing or names no file
         manifest = manifest_of(database)
         if (end := torn_end(manifest)) is not None:
             return manifest, end
@@ -354,11 +356,11 @@ def torn_manifest(database: Path) -> tuple[Path, int] | None:
 
 @contextmanager
 def without_torn_end(database: Path, manifest: Path, end: int) -> Iterator[Path]:
-    """Yield a database of the same files with a manifest that ends before what is torn; for
-    reading, and gone afterwards.
+    """Yield a temporary copy of a database for reading, whose manifest ends at byte `end`, before
+    its torn end.
 
-    The others are hard links. Raises `OSError`, as where there are no links. A kill leaves it to
-    the next time.
+    The other files are hard links. The copy is removed afterwards; after a kill the next call
+    removes it. Raises `OSError`, also on file systems without hard links.
     """
     look_alike = database.with_name(database.name + LOOK_ALIKE_SUFFIX)
     shutil.rmtree(look_alike, ignore_errors=True)
@@ -374,8 +376,8 @@ def without_torn_end(database: Path, manifest: Path, end: int) -> Iterator[Path]
 
 
 def drop_torn_end(database: Path) -> None:
-    """Cut the torn end off a manifest, if it has one, of a database that was found sound without
-    it; durable.
+    """Cut the torn end, if there is one, off the manifest of a database that was found sound
+    without it. Durable on return.
     """
     if torn := torn_manifest(database):
         _log.warning("torn_manifest_dropped", path=str(database))
@@ -387,36 +389,36 @@ def drop_torn_end(database: Path) -> None:
 
 
 # --- the framing of RocksDB's manifest and logs ---------------------------------------------------
-#
-# Blocks of 32 KiB, each beginning with a fragment, and fragments of checksum, length, type and
-# content; a record is one fragment or several. Layout: RocksDB's wiki, "Write Ahead Log File
-# Format".
+# Files consist of blocks of 32 KiB; each block begins with a fragment. A fragment has a checksum, a
+# length, a type and content; a record is one fragment or several. Layout: RocksDB's wiki, "Write
+# Ahead Log File Format".
 
 BLOCK_BYTES = 32 << 10
 RECYCLED_TYPES = frozenset({5, 6, 7, 8, 11})
-"""Full, first, middle and last fragment, and the timestamp size, of a recycled file."""
+"""Types in recycled files: full, first, middle and last fragment, and the timestamp size."""
 
 _HEADER = struct.Struct("<IHB")  # checksum, length, type
-_SEQUENCE = struct.Struct("<Q")  # begins the content of the first record of a log file
+_SEQUENCE = struct.Struct("<Q")  # start of the content of a log file's first record
 _NOTE_BYTES_MAX = 16 << 20
 _JOURNAL_BYTES_MAX = 64 << 30
-"""Of a small file, which RocksDB reads as a whole; of its manifest and a log file, which it begins
-anew long before.
+"""Limits of file sizes: `_NOTE_BYTES_MAX` for small files, which RocksDB reads whole;
+`_JOURNAL_BYTES_MAX` for manifests and log files, which RocksDB replaces long before.
 """
 _PADDING = 0
 _WHOLE_RECORD = 1
 _FIRST_FRAGMENT = 2
 _MIDDLE_FRAGMENT = 3
-# RocksDB stores a checksum rotated and with this added, so that one of checksums is not weak
+# RocksDB stores checksums rotated and with this added, so that a checksum over checksums is not
+# weak
 _CRC_MASK = 0xA282EAD8
 
 
 def check_framing(database: Path) -> None:
-    """Raise `Corrupt`, with file and byte, for what RocksDB would not get past. Changes nothing.
+    """Raise `Corrupt`, naming file and byte, for damage that would hang RocksDB. Changes nothing.
 
-    A flipped bit can turn a type into one of those that only recycled files have. No file of ours
-    is recycled; RocksDB 10 takes such a record for one of an older file, begins again, and never
-    ends. All else that can be wrong with a record it finds by itself.
+    A flipped bit can turn a record's type into one that occurs only in recycled files. This store
+    recycles no files. RocksDB 10 takes such a record for one of an older file, starts again, and
+    never ends. RocksDB itself detects all other damage of a record.
     """
     for path in database.iterdir():
         is_journal = path.name.startswith("MANIFEST-") or path.name.endswith(".log")
@@ -424,28 +426,28 @@ def check_framing(database: Path) -> None:
         with suppress(FileNotFoundError):  # a running owner has removed it
             status = path.lstat()
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-                raise not_regular(path)  # RocksDB would wait for ever for a pipe
+                raise not_regular(path)  # RocksDB would wait forever for a pipe
             bytes_max = _JOURNAL_BYTES_MAX if is_journal else _NOTE_BYTES_MAX
-            # a file of holes costs nothing to make
+            # a sparse file of any size takes no space
             if (is_journal or is_note) and status.st_size > bytes_max:
-                length = f"{status.st_size} bytes, it never gets {bytes_max}"
+                length = f"{status.st_size} bytes, more than the limit of {bytes_max}"
                 raise Corrupt(f"{path} has {length} — restore it from a backup")
             if is_journal:
                 with _mapped(path) as data:
                     at = first_recycled(data)
                 if at is not None:
-                    damage = f"damaged at byte {at}: a record of a type that it is never given"
+                    damage = f"damaged at byte {at}: a record type that is never used here"
                     raise Corrupt(f"{path} is {damage} — restore it from a backup")
 
 
 def first_recycled(data: bytes | mmap.mmap) -> int | None:
-    """Return where the first record of a recycled file's types begins."""
+    """Return the offset of the first record with a recycled file's type, None without one."""
     return next((at for at, _, kind in _fragments(data) if kind in RECYCLED_TYPES), None)
 
 
 def torn_bytes(database: Path) -> int:
-    """Return how many bytes of RocksDB's log files lie behind the last whole record of their
-    unbroken beginning. Blocks.
+    """Return how many bytes of RocksDB's log files follow the first record that is not whole, over
+    all files in order. Blocks.
     """
     torn = 0
     for path in sorted(database.glob("*.log"), key=lambda each: int(each.stem)):
@@ -456,7 +458,7 @@ def torn_bytes(database: Path) -> int:
 
 
 def whole_bytes(data: bytes | mmap.mmap) -> int:
-    """Return where the last whole record ends that has only whole ones before it."""
+    """Return the offset at which the unbroken run of whole records from the beginning ends."""
     whole = 0
     for at, following, kind in _fragments(data):
         if not _is_sound(data, at, following):
@@ -467,8 +469,8 @@ def whole_bytes(data: bytes | mmap.mmap) -> int:
 
 
 def _fragments(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, int]]:
-    """Yield where each fragment begins and where the next one does, and its type; behind damage as
-    far as lengths lead.
+    """Yield the offset of each fragment, the offset of the next one, and its type; continues after
+    damage where lengths allow.
     """
     for block in range(0, len(data), BLOCK_BYTES):
         at = block
@@ -478,13 +480,13 @@ def _fragments(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, int]]:
             following = at + _HEADER.size + length
             if kind == _PADDING or following > end:
                 yield at, at, kind
-                break  # no telling where the next one begins, but in the next block
+                break  # the next fragment with a known offset begins the next block
             yield at, following, kind
             at = following
 
 
 def _is_sound(data: bytes | mmap.mmap, at: int, following: int) -> bool:
-    """Whether a fragment is what was written."""
+    """Whether a fragment's checksum is right."""
     if following == at:
         return False
     checksum, _, _ = _HEADER.unpack_from(data, at)
@@ -494,8 +496,8 @@ def _is_sound(data: bytes | mmap.mmap, at: int, following: int) -> bool:
 
 @contextmanager
 def _mapped(path: Path) -> Iterator[bytes | mmap.mmap]:
-    """Yield a file's content; nothing of one too short to map, which is made and not written
-    yet.
+    """Yield a file's content, empty if it is shorter than a fragment's header, as just after its
+    creation.
     """
     with open_binary(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
@@ -507,8 +509,8 @@ def _mapped(path: Path) -> Iterator[bytes | mmap.mmap]:
 
 
 def first_sequence(path: Path) -> int | None:
-    """Return the number that RocksDB gave the first change in one of its log files; None when
-    nothing is in it.
+    """Return RocksDB's sequence number of the first change in one of its log files, None when the
+    file is empty.
     """
     with _mapped(path) as data:
         if len(data) < _HEADER.size + _SEQUENCE.size or data[_HEADER.size - 1] == _PADDING:
@@ -517,8 +519,8 @@ def first_sequence(path: Path) -> int | None:
 
 
 def torn_end(path: Path) -> int | None:
-    """Return where a file ends before what is torn at its end; None when nothing is, or when more
-    follows that is whole.
+    """Return the offset at which the torn end of a file begins; None when the file is whole, or
+    when whole records follow the damage.
     """
     with _mapped(path) as data:
         damaged = False
@@ -528,4 +530,4 @@ def torn_end(path: Path) -> int | None:
                 return None
             damaged = damaged or not sound
         whole = whole_bytes(data)
-        return whole if data[whole:].rstrip(b"\0") else None  # zeros are room that was made ahead
+        return whole if data[whole:].rstrip(b"\0") else None  # zeros are preallocated room

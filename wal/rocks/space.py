@@ -1,13 +1,14 @@
-"""How near the disk of a log is to full, what follows from it, and the reserve that a start needs.
+"""The free space on a log's disk, the limits that follow from it, and the reserve that a start
+needs.
 
-    level      free space is                       appends    what makes room   reserve AMPLE
-    twice the low-water mark, or more   pass       passes            held, and grows with the log
-    SHORT      below that                          pass       is asked for      held FULL
-    below the low-water mark            refused    passes            held EXHAUSTED  too little for
-    any write            refused    refused           given up
+    level      free space                          appends   what makes room  reserve
+    AMPLE      twice the low-water mark, or more   pass      passes           held, grows with log
+    SHORT      less than that                      pass      is requested     held
+    FULL       below the low-water mark            refused   passes           held
+    EXHAUSTED  too little for any write            refused   refused          released
 
-"What makes room" are cuts, seals, drops, rollbacks and ticks: little data, after which log can be
-given up. With `free_bytes_min` 0 every level is AMPLE. `docs/adr/0008-disk-space.md` has the
+"What makes room" are cuts, seals, drops, rollbacks and ticks: little data, after which the log can
+be truncated. With `free_bytes_min` 0 every level is AMPLE. `docs/adr/0008-disk-space.md` has the
 reasons and the figures.
 """
 
@@ -25,32 +26,35 @@ MIB = 1 << 20
 LOG_FACTOR = 2
 """The low-water mark is at least this many times RocksDB's own log."""
 MAKE_ROOM_FACTOR = 2
-"""Room is made from this many low-water marks on, so that a cut has room for its files before
+"""Below this many low-water marks, room is made, so that a cut has room for its files before
 appends are refused.
 """
 RESUME_SHARE = 16
-"""Appends resume a sixteenth above the mark at which they were refused, or every append would find
-another answer.
+"""Appends resume a sixteenth above the mark at which they were refused: otherwise acceptance could
+change with every append.
 """
 EXHAUSTED_BYTES = MIB
-"""One batch of writes, about: less than this, and the next one may fail, whose outcome nobody
-knows.
-"""
+"""About one batch of writes: with less free space the next write may fail with an open outcome."""
 REPLAY_BYTES = MIB
-"""What a start writes besides the replayed log: a manifest, the head of a new log, two footers of
-tables.
+"""What a start writes besides the replayed log: a manifest, the head of a new log, and the footers
+of two tables.
 """
 RESERVE_STEP_BYTES = 2 * MIB
-"""Each step of the reserve is an allocation on the writer's thread, of 0.2 ms."""
+"""The reserve grows in steps of this size; each is an allocation of 0.2 ms on the writer's thread.
+"""
 LOOK_BYTES_MIN = MIB // 2
-"""A look takes 50 us, and so much is written in 2 ms at best."""
+"""Minimum written between two looks at the disk: a look takes 50 us, and writing this much takes at
+least 2 ms.
+"""
 SHORT_LOOK_BYTES = MIB // 16
-"""The short look comes before each batch of so much, which takes about a hundred times as long."""
+"""Each batch of at least this size is preceded by the short look, which takes about a hundredth of
+the batch's time.
+"""
 RESERVE_NAME = "reserve"
 ASK_AGAIN_BYTES = 1 << 20
 ASK_AGAIN_LOOKS = 64
-"""A reserve that could not be had is asked for again with so much more room, and every so many
-looks: a quota shows none.
+"""After a failed allocation the reserve is tried again when this much more space is free, and every
+`ASK_AGAIN_LOOKS` looks: under a quota the free space does not show.
 """
 
 _BLOCK_BYTES = 512
@@ -61,14 +65,15 @@ _log = event_log(__name__)
 
 
 class SpaceVerdict(StoreSpace, frozen=True, kw_only=True):
-    """What a look found, and what follows."""
+    """The free space that a look found, and its consequences."""
 
     @property
     def look_after_bytes(self) -> int:
-        """How much may be written before the next look, 0 or less when nothing may.
+        """How many bytes may be written before the next look; 0 or less when the next write needs a
+        look.
 
-        That is half of the way to a mark, no more than the reserve is for, and at least what is
-        worth a look; but never so much that it would leave an exhausted disk.
+        This is half of the distance to a mark, at most what the reserve covers, and at least the
+        minimum worth a look; but never so much that the disk would be exhausted.
         """
         mark = self.needed_bytes if self.level < SpaceLevel.FULL else EXHAUSTED_BYTES
         to_mark = (self.free_bytes - mark) // 2
@@ -85,15 +90,14 @@ NOT_LOOKED = SpaceVerdict(
 def judge(
     *, free_bytes: int, log_bytes: int, reserve_bytes: int, free_bytes_min: int, before: SpaceLevel
 ) -> SpaceVerdict:
-    """Return what follows from what a look found, after one that was judged to be `before`.
-    Pure.
-    """
+    """Return the verdict on a look's figures; `before` is the previous verdict's level. Pure."""
     needed = max(free_bytes_min, LOG_FACTOR * log_bytes) if free_bytes_min else 0
     level = _level(free_bytes, needed, before)
     reserve = 0
     if level is not SpaceLevel.EXHAUSTED:
         wanted = reserve_for(log_bytes)
-        # It comes before appends: what it takes may well be what appends are refused for.
+        # The reserve has priority over appends: appends may be refused because of the space it
+        # takes.
         fits = free_bytes - (wanted - reserve_bytes) >= max(needed // 2, REPLAY_BYTES)
         reserve = max(wanted, reserve_bytes) if fits else reserve_bytes
     return SpaceVerdict(
@@ -118,37 +122,37 @@ def _level(free_bytes: int, needed_bytes: int, before: SpaceLevel) -> SpaceLevel
 
 
 def reserve_for(log_bytes: int) -> int:
-    """Return how large a reserve lets a start replay so much log, rounded up so that it seldom
-    grows.
+    """Return the size of the reserve that lets a start replay `log_bytes` of log, rounded up so
+    that it rarely grows.
     """
     return -(-(log_bytes + REPLAY_BYTES) // RESERVE_STEP_BYTES) * RESERVE_STEP_BYTES
 
 
 def log_bytes_of(database: Path) -> int:
-    """Return the size of RocksDB's own log: what a start has to replay. 0 when there is no
-    database. Raises `OSError`.
+    """Return the size of RocksDB's own log, which a start replays; 0 when there is no database.
+    Raises `OSError`.
     """
     total = 0
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(database) as files:
         for file in files:
             if file.name.endswith(".log"):
-                with contextlib.suppress(FileNotFoundError):  # RocksDB has just given it up
+                with contextlib.suppress(FileNotFoundError):  # RocksDB has just deleted it
                     total += file.stat().st_size
     return total
 
 
 def free_bytes_of(path: Path) -> int:
-    """Return how much this user may still write on the disk of `path`. Raises `OSError`."""
+    """Return how many bytes this user may still write on the disk of `path`. Raises `OSError`."""
     disk = os.statvfs(path)
     return disk.f_bavail * disk.f_frsize
 
 
 class SpaceWatch:
-    """Looks at the disk of one node directory, and keeps its reserve as the verdict says.
+    """Watches the disk of one node directory, and adjusts the reserve to the verdict.
 
-    The reserve is a file of blocks without content. Giving it up is a truncation, which needs no
-    room; it keeps its name, so that taking it again needs no room in a directory. One thread at a
-    time; a look takes some 50 us.
+    The reserve is a file of allocated blocks without content. Releasing it is a truncation, which
+    needs no room. The file keeps its name, so that allocating it again needs no room in the
+    directory. One thread at a time; a look takes some 50 us.
     """
 
     def __init__(self, directory: Path, *, free_bytes_min: int) -> None:
@@ -160,8 +164,8 @@ class SpaceWatch:
         self._looks_without_asking = self._refused_free_bytes = 0
 
     def make_room_to_start(self) -> None:
-        """Give the reserve up if the disk has too little room beside it for replaying the log, and
-        can tell.
+        """Release the reserve if the disk has too little other room to replay the log. Does nothing
+        if the free space cannot be read.
         """
         with contextlib.suppress(OSError):
             needed_bytes = log_bytes_of(self._database) + REPLAY_BYTES
@@ -169,8 +173,8 @@ class SpaceWatch:
                 self._resize(0)
 
     def is_tight(self, size_bytes: int) -> bool:
-        """Whether so much may not find room: the short look, 2 us. A disk that cannot tell is not
-        tight.
+        """Whether `size_bytes` may not find room: the short look, 2 us. False when the free space
+        cannot be read.
         """
         try:
             return free_bytes_of(self._directory) < size_bytes + EXHAUSTED_BYTES
@@ -178,10 +182,10 @@ class SpaceWatch:
             return False
 
     def look(self) -> SpaceVerdict:
-        """Judge the disk, give up or take the reserve, and return the verdict: the last one when
-        the disk cannot tell.
+        """Judge the disk, release or allocate the reserve, and return the verdict; the previous one
+        when the free space cannot be read.
         """
-        with contextlib.suppress(OSError):  # the next write will tell more
+        with contextlib.suppress(OSError):  # the next write will show the error
             held_bytes = self._reserve_bytes()
             self.verdict = self._judge(held_bytes)
             if self.verdict.level is SpaceLevel.EXHAUSTED and held_bytes:
@@ -215,8 +219,8 @@ class SpaceWatch:
             return 0
 
     def _resize(self, wanted_bytes: int) -> bool:
-        """Return whether the reserve has that size now; one that cannot be had is done without and
-        asked for again later.
+        """Resize the reserve and return whether it has that size now. A failed allocation is tried
+        again later.
         """
         try:
             held_bytes = self._reserve_bytes()
@@ -247,5 +251,5 @@ def _allocate(descriptor: int, held_bytes: int, wanted_bytes: int) -> None:
             for at in range(held_bytes, wanted_bytes, len(_ZEROS)):
                 os.pwrite(descriptor, _ZEROS[: wanted_bytes - at], at)
     except OSError:
-        os.ftruncate(descriptor, held_bytes)  # half of a step would be taken for a whole one
+        os.ftruncate(descriptor, held_bytes)  # otherwise a partial step would count as a whole one
         raise

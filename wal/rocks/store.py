@@ -1,8 +1,8 @@
-"""The log store on RocksDB: opens or makes a node directory, owns its database, and hands out its
+"""The log store on RocksDB: opens or creates a node directory, owns its database, and provides its
 logs and its state map.
 
-After a failed write, writer thread and database are made anew from the disk, under the next term;
-the directory stays owned.
+After a failed write, the database is opened again from the disk under the next term, with a new
+writer thread. The directory stays owned.
 """
 
 import asyncio
@@ -59,8 +59,8 @@ _log = event_log(__name__)
 async def open_rocks_store(
     path: str | os.PathLike[str], *, options: RocksOptions | None = None, brief: bool = False
 ) -> "RocksStore":
-    """Open the node directory at `path`, or make it, and own it until `close`; a command does so
-    for a `brief` time.
+    """Open the node directory at `path`, or create it, and own it until `close`. Commands that soon
+    end pass `brief`.
 
     Replays RocksDB's log up to three times, about 0.3 s for each 64 MiB of it. Cancelling waits for
     the end of that.
@@ -86,25 +86,26 @@ async def open_rocks_store(
         return await outlast(opening)
     except asyncio.CancelledError:
         if opening.exception() is None:
-            await opening.result().close()  # nobody else knows of it
+            await opening.result().close()  # no other code has this store
         raise
 
 
 class _Taking:
-    """A directory that a thread is taking, held until its store is made: the event loop may end
-    before that.
+    """A directory that a thread takes, held until its store exists: the event loop may end before
+    that.
     """
 
     def __init__(self, take: Callable[[], tuple[OwnedDirectory, Rdict, Survey]]) -> None:
         self._take = take
         self._taken: tuple[OwnedDirectory, Rdict, Survey] | None = None
-        self._held = Holding(self._let_go, in_child=lambda: None)  # its lock leaves by itself
+        # a child drops the lock by itself
+        self._held = Holding(self._let_go, in_child=lambda: None)
 
     async def take(self) -> tuple[OwnedDirectory, Rdict, Survey]:
-        """Return what was taken, which is the caller's from then on."""
+        """Take the directory and return it; from then on it belongs to the caller."""
         try:
             await in_thread(self._run)
-        except BaseException:  # also a cancellation, which is raised when the thread has ended
+        except BaseException:  # also a cancellation, which is raised after the thread has ended
             if self._taken is not None:
                 await in_thread(self._let_go)
             self._held.end()
@@ -124,10 +125,10 @@ class _Taking:
 
 
 class RocksStateMap:
-    """The map of state of a `RocksStore`, which makes it.
+    """The state map of a `RocksStore`, which creates it.
 
-    Each change counts its version up. The floor knows the version, so a lost change is missed like
-    a lost entry.
+    Each change increments its version. The floor records the version, so a lost change is detected
+    like a lost entry.
     """
 
     def __init__(self, engine: Engine, commit: GroupCommit) -> None:
@@ -135,10 +136,10 @@ class RocksStateMap:
         self._commit = commit
         self._version = 0
         self._logs = set[RocksEntryLog[Any]]()
-        """Those that owners have not released."""
+        """The logs that their owners have not released."""
 
     def restart(self, version: int) -> None:
-        """Go on from the version that was found when the database was opened."""
+        """Continue from the version found when the database was opened."""
         self._version = version
 
     async def get(self, key: str) -> bytes | None:
@@ -157,7 +158,7 @@ class RocksStateMap:
         return {key[len(META_PREFIX) :].decode(): value for key, value in records.items()}
 
     async def put(self, changes: Mapping[str, bytes | None]) -> None:
-        """Set keys (None removes) all at once; durable when it returns."""
+        """Set keys atomically (None removes a key); durable on return."""
         self._commit.check_admitted(makes_room=True)
         outcome = self.write(Batch(changes))
         failpoint("append.record_queued")
@@ -173,7 +174,7 @@ class RocksStateMap:
         last_position: int,
         title: str,
     ) -> RocksEntryLog[E]:
-        """Return a log that its owner keeps; see `wal.log.BatchMap`."""
+        """Return a log for its owner; see `wal.log.BatchMap`."""
         log = RocksEntryLog(
             self._engine,
             self._commit,
@@ -187,13 +188,14 @@ class RocksStateMap:
         return log
 
     def release(self, log: OwnedLog[Any]) -> None:
-        """Let go of a log; see `wal.log.BatchMap`."""
+        """Release a log; see `wal.log.BatchMap`."""
         self._logs.discard(cast(RocksEntryLog[Any], log))
 
     def write(self, batch: Batch) -> Outcome:
         """Queue a batch; see `wal.log.BatchMap`.
 
-        It is synced whatever the durability: so the version of the map also stands for its entries.
+        A batch is synced under every durability: so the version of the map also covers the batch's
+        entries.
         """
         self._commit.check_writable()
         self._version += 1
@@ -213,22 +215,22 @@ class RocksStateMap:
         for log, position, _ in batch.entries:
             log.next_position = position + 1
         for log, position in batch.kept.items():
-            log.first_position = position  # reads below are refused, so none meets the gap
+            log.first_position = position  # reads below are refused, so no read finds the gap
         return outcome
 
     async def reclaim(self, batch: Batch) -> None:
-        """Give back the disk space of what a durable batch has deleted."""
+        """Reclaim the disk space of what a durable batch has deleted."""
         for begin, end in _dropped_keys(batch):
             await self._engine.compact(begin, end)
 
     def end(self, error: Exception) -> None:
-        """End the waits for messages of its logs."""
+        """End all waits for messages of the owned logs with `error`."""
         for log in self._logs:
             log.end(error)
 
 
 def _dropped_keys(batch: Batch) -> list[tuple[bytes, bytes]]:
-    """Return the ranges of keys that a batch deletes, each from one to below another."""
+    """Return the key ranges that a batch deletes, end exclusive."""
     kept = [
         (entry_key(log.log_id, 0), entry_key(log.log_id, position))
         for log, position in batch.kept.items()
@@ -238,13 +240,13 @@ def _dropped_keys(batch: Batch) -> list[tuple[bytes, bytes]]:
 
 
 class RocksReader:
-    """A node directory that is read: its logs and its map of state are those of a `RocksStore`, and
-    refuse to change. Opening it changes nothing in the directory.
+    """A node directory opened for reading. Its logs and its state map are those of a `RocksStore`,
+    but refuse changes. Opening it changes nothing in the directory.
 
-    `floor` is what the directory's floor file says; the database is checked as at a start, up to
-    what that knows. The caller keeps owners out meanwhile. Beside an owner give None: nothing is
-    compared, what is read may be a moment old, and `Corrupt` may mean that a file was removed since
-    it was listed.
+    `floor` is the content of the directory's floor file: the database is checked against it as at a
+    start, and the caller keeps owners out meanwhile. Pass None while an owner has the directory
+    open: then nothing is compared, reads may be slightly stale, and `Corrupt` may mean that a file
+    was removed since it was listed.
     """
 
     def __init__(self, directory: Path, floor: Floor | None) -> None:
@@ -252,7 +254,9 @@ class RocksReader:
         opened = open_for_reading(directory, floor)
         self.found = opened.found
         self.torn = opened.torn
-        """Where logs end that have a torn tail, which the next owner drops, by name."""
+        """The last whole position of each log with a torn tail, by name; the next owner drops those
+        tails.
+        """
         self.node_id = opened.found.node_id
         self._engine = Engine(directory / DATABASE_NAME, opened.database)
         self._commit = GroupCommit(directory, RocksOptions(), space=NOT_LOOKED)
@@ -260,8 +264,8 @@ class RocksReader:
         self.state = RocksStateMap(self._engine, self._commit)
 
     async def open_log(self, name: str) -> RocksLog:
-        """Return the log of pchannel `name`; both of its ends are checked. One that was never made
-        is empty.
+        """Return the log of pchannel `name` after checking both of its ends. A log that does not
+        exist is empty.
         """
         self._commit.check_readable()
         log_id = self.found.log_ids.get(name, 0)
@@ -281,8 +285,8 @@ class RocksReader:
 
 
 class RocksStore:
-    """A node directory in use; see `wal.log.LogStore` for the contract. `open_rocks_store` makes
-    it.
+    """A node directory in use, opened by `open_rocks_store`; see `wal.log.LogStore` for the
+    contract.
     """
 
     def __init__(self, owned: OwnedDirectory, database: Rdict, found: Survey) -> None:
@@ -299,17 +303,18 @@ class RocksStore:
         self._opening = asyncio.Lock()
         self._closing = asyncio.Lock()
         self._promising = asyncio.Lock()
-        # of its own: ticks do not wait for the program's other threads
+        # own limiter: ticks do not wait for the program's other threads
         self._promiser = anyio.CapacityLimiter(1)
         self._closed = False
         self.openings = 0
-        """How often its database was opened: what was read before that may not be so any more."""
+        """How often the database was opened; data read before the last opening may be out of date.
+        """
         self._begin(found)
         self._held = Holding(self._let_go, in_child=self._leave)
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that were appended and are not synced yet."""
+        """Bytes that were appended and are not yet synced."""
         return self._commit.admission.held_bytes
 
     @property
@@ -319,7 +324,7 @@ class RocksStore:
 
     @property
     def short_of_space(self) -> bool:
-        """Whether log should be given up; see `wal.log.LogStore`."""
+        """Whether the log should be truncated to make room; see `wal.log.LogStore`."""
         return self._commit.space.level is not SpaceLevel.AMPLE
 
     @property
@@ -328,18 +333,19 @@ class RocksStore:
         return self
 
     async def promise_tick(self, tick: int) -> None:
-        """Remember a tick, durably: one page, written and synced by a thread of its own, so that
-        appends do not wait.
+        """Record a tick in the floor file; durable on return. A thread of its own writes and syncs
+        one page, so appends do not wait.
         """
-        # at once: the lock may be of a process that this one was forked from
+        # before taking the lock, which may belong to the parent of this forked process
         self._commit.check_promising()
-        # closing waits for it: the descriptors must not be another file's meanwhile
+        # closing takes the same lock, so that the descriptor is not reused for another file
+        # meanwhile
         async with self._promising:
             self._commit.check_promising()
             try:
                 await outlast(in_thread(self._owned.floor.promise, tick, limiter=self._promiser))
             except OSError as error:
-                if not self._commit.reopening:  # the next term asks again
+                if not self._commit.reopening:  # the next term tries again
                     self._commit.failed([], error)
                 raise StorageFailed(
                     f"the floor file of {self._directory} cannot be written: {error} — check the "
@@ -347,7 +353,9 @@ class RocksStore:
                 ) from error
 
     async def open_log(self, name: str) -> RocksLog:
-        """Return the log of pchannel `name`, made if it is new; both of its ends are checked."""
+        """Return the log of pchannel `name` after checking both of its ends; creates it if it does
+        not exist.
+        """
         async with self._opening:
             if name not in self._logs:
                 self._commit.check_writable()
@@ -359,16 +367,15 @@ class RocksStore:
             return self._logs[name]
 
     async def link_copy(self, target: Path) -> None:
-        """Make a database at `target`, on the same disk, that has all that was acknowledged before,
-        and stays so.
+        """Create a database at `target`, on the same disk, with all that was acknowledged before
+        the call. It does not change later.
 
-        Its tables are hard links, so a flipped bit of the original is in both: copy the bytes
-        before calling it a backup.
+        Its tables are hard links, so both share a flipped bit: copy the bytes for a backup.
         """
 
         def link() -> None:
-            # First, as it lets the event loop run; what the checkpoint flushes while it does not is
-            # then next to nothing.
+            # Flush first, with the event loop running: then the checkpoint, which blocks the loop,
+            # has almost nothing to flush.
             self._engine.entries.flush()
             self._engine.database.flush()
             Checkpoint(self._engine.database).create_checkpoint(os.fsencode(target).decode())
@@ -391,14 +398,14 @@ class RocksStore:
         await self._commit.lost.wait()
 
     async def reopen(self) -> None:
-        """Close the database after a failed write, verify it, and go on under the next term; see
+        """Close the database after a failed write, verify it, and continue under the next term; see
         `wal.log.LogStore`.
         """
         await outlast(self._reopen())
 
     async def close(self) -> None:
-        """Write what is queued, sync, and release the directory; idempotent, and not cut short by
-        cancellation.
+        """Write what is queued, sync, and release the directory. Idempotent; a cancellation does
+        not interrupt it.
         """
         if self._commit.state < StoreState.CLOSED:
             self._commit.refuse(StoreState.CLOSED)
@@ -408,16 +415,16 @@ class RocksStore:
         await outlast(self._release())
 
     def _leave(self) -> None:
-        """Refuse everything from now on: this process is a fork of the owner. RocksDB would take
-        writes and lose them.
+        """Refuse all calls from now on: this process is a fork of the owner, where RocksDB would
+        accept writes and lose them.
         """
         self._commit.refuse(StoreState.FORKED)
         self._engine.leave_in_child()
         self._owned.floor.close()
 
     def _let_go(self) -> None:
-        """Do what `close` does, without the event loop, which has ended. What was not acknowledged
-        may be written.
+        """Close without the event loop, which has ended. Unacknowledged writes may still be
+        written.
         """
         self._commit.close_without_loop()
         self._writer.stop()
@@ -432,12 +439,12 @@ class RocksStore:
     # --- the database and the next ----------------------------------------------------------------
 
     def _begin(self, found: Survey) -> None:
-        """Start a term on the installed database: what it holds, and a writer thread for it."""
+        """Start a term on the installed database from its survey, with a new writer thread."""
         owned = self._owned
         self.term = owned.floor.token_term
         self._log_ids = dict(found.log_ids)
         self.state.restart(found.meta_version)
-        # reopening looked, and no writer was there to tell
+        # reopening judged the disk while there was no writer to report it
         self._commit.space_changed(owned.space.verdict)
         self._writer = Writer(self._engine, owned, self._commit)
         self._commit.hand_over = self._writer.submit
@@ -450,14 +457,14 @@ class RocksStore:
             if self._commit.state is not StoreState.FAILED:
                 raise self._commit.refusal()
             try:
-                # Before the database is closed: closing would remove files of the owner that took
-                # over.
+                # Check before closing the database: closing would remove files of the owner that
+                # took over.
                 await in_thread(self._owned.floor.check_owner)
                 self._commit.reopening = True
                 await in_thread(self._writer.stop)
-                if self._commit.taken_over:  # its last batch met another owner's token
+                if self._commit.taken_over:  # the last batch found another owner's token
                     raise self._commit.refusal()
-                # RocksDB repeats the failure here; its appenders have heard of it
+                # RocksDB repeats the failure here; the appends have already failed with it
                 with suppress(StreamingNodeError):
                     await self._engine.close()
                 failpoint("recovery.database_released")
@@ -472,10 +479,10 @@ class RocksStore:
                 self._commit.reopening = False
 
     async def _install_next(self) -> None:
-        """Verify what is on the disk and open it under the next term; failing that, leave what can
-        be read.
+        """Verify the database on the disk and open it under the next term. If that fails, open it
+        for reading only.
         """
-        # The token may be of a term that was never opened: of an attempt that failed later.
+        # The token's term may come from an attempt that failed before it was opened.
         spent = self._commit.has_acknowledged and self._owned.floor.token_term == self.term
         engine = self._engine
         options = self._owned.options
@@ -514,17 +521,18 @@ class RocksStore:
                     await in_thread(self._engine.leave)
                 await self._engine.close()
             except StorageFull as error:
-                # RocksDB brings its log into tables when it closes. Without room the log stays,
-                # synced, for the next open.
+                # RocksDB flushes its log into tables when it closes. Without room the synced log
+                # stays for the next open.
                 _log.warning(
                     "closed_on_full_disk", directory=str(self._directory), error=str(error)
                 )
             except StreamingNodeError:
-                # After a failed write RocksDB repeats the failure here; its appenders have heard of
-                # it.
+                # After a failed write RocksDB repeats the failure here; the appends have already
+                # failed with it.
                 if self._commit.cause is None:
                     raise
-            except asyncio.CancelledError:  # the event loop is ending: `_let_go` goes on from here
+            # the event loop is ending: `_let_go` continues from here
+            except asyncio.CancelledError:
                 is_closed = False
                 raise
             finally:
@@ -538,11 +546,11 @@ class RocksStore:
     async def _make_log(self, name: str) -> int:
         if len(self._log_ids) >= LOGS_MAX:
             raise InvalidArgument(
-                f"{self._directory} has {LOGS_MAX} logs, as many as a node can have — use another "
+                f"{self._directory} has {LOGS_MAX} logs, the maximum of a node — use another "
                 "directory"
             )
         log_id = 1 + max(self._log_ids.values(), default=0)
-        # at once: should this be cancelled, the record is written all the same
+        # before the write: a cancelled caller leaves the record being written
         self._log_ids[name] = log_id
         failpoint("recovery.log_named")
         await asyncio.shield(

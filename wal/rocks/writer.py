@@ -1,5 +1,5 @@
-"""The writer thread: takes what is queued, writes it, syncs once, raises the floor, and tells the
-event loop once.
+"""The writer thread: takes the queued writes, writes them, syncs once, raises the floor, and
+notifies the event loop once.
 """
 
 import asyncio
@@ -20,32 +20,35 @@ from wal.rocks.opening import OwnedDirectory
 from wal.rocks.space import SHORT_LOOK_BYTES
 
 WRITE_BYTES_MAX = 1 << 20
-"""One `write` holds the interpreter lock for about 1 ms per MiB; at most this and one more entry go
-into one.
+"""Maximum size of one batch, plus one entry: a `write` holds the interpreter lock for about 1 ms
+per MiB.
 """
 FLOOR_SYNC_S = 0.2
-"""A power cut forgets at most this much of the floor."""
+"""A power cut loses at most this many seconds of the floor."""
 SPACE_CHECK_S = 0.1
-"""How old a look at the disk may be when something is written, and how soon free space is noticed.
+"""Maximum age of a look at the disk when something is written, and the delay until free space is
+noticed.
 
-The bound: a disk can pass the low-water mark unnoticed by what others write in this time, with
-RocksDB's tables among them, and by `LOOK_BYTES_MIN` of the log's own. After more of those, or half
-of the way to the mark, the writer looks sooner; and before a batch of `SHORT_LOOK_BYTES` always.
+A disk can pass the low-water mark unnoticed by at most what others, RocksDB's tables included,
+write in this time, plus `LOOK_BYTES_MIN` of the log's own writes. After more of those, or half of
+the distance to the mark, the writer looks sooner; before a batch of `SHORT_LOOK_BYTES` it always
+takes the short look.
 """
 OWNER_CHECK_S = 0.01
-"""How old the last comparison with the token may be when a batch is written, and the last look at
-the floor file's name when one is acknowledged. Opening a database takes another owner longer.
+"""Maximum age of the last comparison with the token when a batch is written, and of the last check
+of the floor file's name when a batch is acknowledged. Another owner needs longer than this to open
+the database.
 """
 TABLES_CHECK_S = 0.002
 THREAD_NAME = "log-writer"
 
 
 class Writer:
-    """Owns the thread. `submit` takes writes, in their order on disk; `commit` hears of each batch,
-    on the event loop.
+    """Owns the thread. `submit` queues writes in their order on disk; `commit` gets the outcome of
+    each batch on the event loop.
 
-    A write or sync that fails may have left its records or not, and RocksDB says nothing more about
-    them in this process.
+    After a failed write or sync its records may be on the disk or not, and RocksDB cannot report
+    which in this process.
     """
 
     def __init__(self, engine: Engine, owned: OwnedDirectory, commit: GroupCommit) -> None:
@@ -65,15 +68,15 @@ class Writer:
         self._stopping = False
         self._ending = threading.Event()
         self._unlooked_bytes = self._unasked_bytes = 0
-        # before several of them are full
+        # before several memtables are full
         self._ask_after_bytes = min(WRITE_BYTES_MAX, owned.options.memtable_bytes)
         self._sync_due = self._floor_due = self._space_due = self._owner_due = monotonic()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Write and sync everything queued before, and wait for the end of the thread. Not on the
-        event loop.
+        """Write and sync all writes queued before, and wait for the thread to end. Never call it on
+        the event loop.
         """
         self._ending.set()
         self._queue.put(None)
@@ -92,7 +95,9 @@ class Writer:
         self._tend()
 
     def _take(self) -> list[Write]:
-        """Wait for a write or the next duty; return what is queued, up to one batch."""
+        """Wait for a write or the next periodic task, and return the queued writes, up to one
+        batch.
+        """
         writes: list[Write] = []
         size = 0
         queue = self._queue
@@ -110,7 +115,9 @@ class Writer:
         return writes
 
     def _patience(self) -> float | None:
-        """Return how long nothing has to be done, None for ever: after a failure nothing is."""
+        """Return the seconds until the next periodic task, None when there is none, as after a
+        failure.
+        """
         if self._failure is not None:
             return None
         dues = []
@@ -123,8 +130,8 @@ class Writer:
         return max(0.0, min(dues) - monotonic()) if dues else None
 
     def _commit(self) -> None:
-        """Write what was taken. Whatever fails on the way is a failed write: an ended thread would
-        let appends hang.
+        """Write the batch that was taken. Every exception counts as a failed write: if the thread
+        ended, appends would hang.
         """
         if self._failure is not None:
             self._fail(self._failure)
@@ -133,16 +140,16 @@ class Writer:
         try:
             self._look_before(size_bytes)
             self._wait_for_tables(size_bytes)
-            # a sync that was due meanwhile may have failed, and what was taken with it
+            # a sync that was due meanwhile may have failed, which also fails this batch
             if self._failure is None:
                 self._write()
         except Exception as error:  # noqa: BLE001 - whatever it was, the outcome is open
             self._fail(error)
 
     def _write(self) -> None:
-        # RocksDB's `write` holds the interpreter lock and `flush_wal` does not: so a batch is
-        # written without sync, in a piece small enough for the event loop, and synced by the call
-        # that lets the loop run.
+        # RocksDB's `write` holds the interpreter lock and `flush_wal` does not. So a batch is small
+        # enough not to block the event loop for long, is written without sync, and is synced by
+        # `flush_wal`.
         self._check_owner_before()
         writes = self._taken
         self._taken = []
@@ -178,12 +185,13 @@ class Writer:
         )
         failpoint("append.floor_recorded")
         if self._sync_interval_s is not None:
-            self._sync_floor()  # of a torn tail the floor alone can tell how much was synced
+            self._sync_floor()  # only the floor shows how much of a torn tail was synced
         self._unsynced = []
         self._tell(self._group_commit.landed, landed)
 
     def _check_owner_before(self) -> None:
-        """Raise `ChannelFenced` if another owner has taken over: nothing of this batch is written.
+        """Raise `ChannelFenced`, with nothing of this batch written, if another owner has taken
+        over.
 
         Acknowledgements do not rest on this comparison. It protects the other owner's files: a
         batch that fills a memtable makes RocksDB create a log file and a table, whose names the
@@ -197,15 +205,16 @@ class Writer:
             self._owner_due = now + OWNER_CHECK_S
 
     def _check_owner_after(self) -> None:
-        """Raise `Indeterminate` if another owner has taken over: this batch is not acknowledged.
+        """Raise `Indeterminate`, and so do not acknowledge this batch, if another owner has taken
+        over.
 
         The other owner writes its token first and reads the log after that. If its token is not
-        here after the write, it will read the write. If its token is here, it may have read the
-        log before the write, and nobody knows. So every acknowledged write is in its log, and this
+        here after the write, it will read the write. If its token is here, it may have read the log
+        before the write: the outcome is open. So every acknowledged write is in its log, and this
         one comparison is enough, synced or not: both processes see the same pages.
 
-        The name of the floor file is looked at every `OWNER_CHECK_S` only. Whoever puts another
-        directory in the place of this one loses what was written since it was copied, anyway.
+        The name of the floor file is checked only every `OWNER_CHECK_S`. Replacing the directory by
+        a copy loses what was written after the copy in any case.
         """
         now = monotonic()
         try:
@@ -221,7 +230,9 @@ class Writer:
         failpoint("append.floor_synced")
 
     def _tend(self) -> None:
-        """Do what is due: the background sync, the floor's sync, a look at the disk's space."""
+        """Run the periodic tasks that are due: the background sync, the floor's sync, a look at the
+        disk's space.
+        """
         if self._failure is not None:
             return
         now = monotonic()
@@ -236,8 +247,8 @@ class Writer:
             self._fail(error)
 
     def _look_before(self, size_bytes: int) -> None:
-        """Look at the disk unless that was just done: an exhausted one gives its reserve up before
-        a write fails.
+        """Look at the disk unless the last look is recent: on an exhausted disk the reserve is
+        released before a write fails.
         """
         self._unlooked_bytes += size_bytes
         now = monotonic()
@@ -260,12 +271,12 @@ class Writer:
             self._tell(self._group_commit.space_changed, verdict)
 
     def _wait_for_tables(self, size_bytes: int) -> None:
-        """Wait while RocksDB makes tables slower than they fill: its own wait would hold the
-        interpreter lock.
+        """Wait while RocksDB writes tables more slowly than memtables fill: RocksDB's own wait
+        would hold the interpreter lock.
 
-        Appends are held back meanwhile, by the queue that fills up. Closing does not wait. Raises
-        `StorageFailed` when a table could not be written: RocksDB may never try that again, and a
-        write that finds no room would wait for good.
+        Meanwhile the queue fills up and holds back appends. Closing does not wait. Raises
+        `StorageFailed` when a table could not be written: RocksDB may never try it again, and a
+        write that finds no room would wait forever.
         """
         self._unasked_bytes += size_bytes
         if self._unasked_bytes < self._ask_after_bytes:
@@ -274,7 +285,7 @@ class Writer:
         while self._failure is None and self.is_behind():
             if self.table_failures():
                 raise StorageFailed(
-                    f"RocksDB could not write a table at {self._engine.path} — look after the disk"
+                    f"RocksDB could not write a table at {self._engine.path} — check the disk"
                 )
             if self._ending.wait(TABLES_CHECK_S):
                 return
@@ -290,7 +301,8 @@ class Writer:
         self._unsynced = []
         self._taken = []
         if written and isinstance(error, ChannelFenced):
-            # The batch that was taken is refused. These were written before, and wait for a sync.
+            # The batch just taken is refused. These earlier writes are written but not synced:
+            # their outcome is open.
             self._tell(self._group_commit.failed, written, _left_open(error))
             written = []
         self._tell(self._group_commit.failed, written + taken, error)
@@ -299,11 +311,11 @@ class Writer:
         try:
             self._tell_loop(report, *arguments)
         except RuntimeError:
-            # The event loop ended without closing the store: nobody is left to submit or to be
-            # told.
+            # The event loop ended without closing the store: no caller is left to submit writes or
+            # to await them.
             self._stopping = True
 
-    # --- what it asks of RocksDB ------------------------------------------------------------------
+    # --- calls on RocksDB ------------------------------------------------------------------
 
     def write_batch(self, batch: WriteBatch) -> None:
         """Write a batch atomically, without sync."""
@@ -314,7 +326,7 @@ class Writer:
         self._engine.database.flush_wal(sync=True)
 
     def is_behind(self) -> bool:
-        """Whether a write may have to wait for memtables or tables to be written; 4 us."""
+        """Whether a write may have to wait for RocksDB to write memtables or tables; takes 4 us."""
         value = self._engine.entries.property_int_value
         return bool(
             (value("rocksdb.num-immutable-mem-table") or 0) >= WAITING_MEMTABLES_MAX
@@ -323,12 +335,12 @@ class Writer:
         )
 
     def table_failures(self) -> int:
-        """How often RocksDB failed to write a table since it was opened."""
+        """Return how often RocksDB has failed to write a table since it was opened."""
         return self._engine.database.property_int_value("rocksdb.background-errors") or 0
 
 
 def _left_open(error: ChannelFenced) -> Indeterminate:
-    """Return what became of writes that another owner may have read, or not."""
-    outcome = Indeterminate(f"{error}; what was being written may be in the log, or not")
+    """Return the error for writes that another owner may have read or not."""
+    outcome = Indeterminate(f"{error}; the writes under way may be in the log or not")
     outcome.__cause__ = error
     return outcome

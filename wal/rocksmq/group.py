@@ -1,5 +1,5 @@
-"""One consumer group of one topic: what it has acknowledged, who holds what, and how often each
-message was delivered.
+"""One consumer group of one topic: its acknowledged messages, the leases of its consumers, and how
+often each message was delivered.
 
 Pure: no I/O, no clock. For a group a message is open, held or acknowledged:
 
@@ -7,8 +7,8 @@ Pure: no I/O, no clock. For a group a message is open, held or acknowledged:
             held -> open (its time is over, its consumer closed, it could not be read)
     any -> acknowledged (ack, or a seek beyond it); any -> open (a seek back)
 
-What is acknowledged changes when the disk has it; who holds what is known in memory alone. Each
-delivery of a message, which is `open -> held` and a consumer that gets it, is counted.
+Acknowledgements take effect when they are durable; leases exist only in memory. A delivery is `open
+-> held` with a consumer that gets the message; each delivery is counted.
 """
 
 import math
@@ -21,15 +21,19 @@ from wal.codec import MESSAGES_PER_ENTRY_MAX
 from wal.errors import InvalidArgument, Overloaded, TooLarge, shown
 
 HELD_MAX = 16_384
-"""Messages of a group that were delivered and not acknowledged: no more are delivered above it."""
+"""Maximum number of delivered, unacknowledged messages of a group; at this number no more are
+delivered.
+"""
 GAPS_MAX = 16_384
-"""Ranges of acknowledged ids above one that is not, in a group: its record has them all."""
+"""Maximum number of ranges of acknowledged ids above an unacknowledged one, in a group: its record
+holds all of them.
+"""
 
 Ranges = list[tuple[int, int]]
-"""Ranges of ids, from the first to behind the last. They ascend and do not touch."""
+"""Ranges of ids: the first id and the id after the last. They ascend and do not touch."""
 Lease = tuple[object, float]
-"""The owner of a delivery, and until when it holds the message, in seconds of the queue's clock;
-infinity: until its consumer closes.
+"""The owner of a delivery, and the end of the lease in seconds of the queue's clock; infinity means
+until the consumer closes.
 """
 
 _START = operator.itemgetter(0)
@@ -37,19 +41,19 @@ _STOP = operator.itemgetter(1)
 
 
 def all_below(message_id: int) -> Ranges:
-    """Return what a group has acknowledged that begins at a message."""
+    """Return the acknowledged ranges of a group that begins at a message."""
     return [(0, message_id)]
 
 
 def acknowledge(acked: Ranges, given: Sequence[int], *, end_id: int) -> Ranges:
-    """Return the acknowledged ranges with some messages added, which are at most `end_id`.
+    """Return the acknowledged ranges with the ids `given` added; each must be at most `end_id`.
 
-    The first range is all below the first message that is not acknowledged. Raises
-    `InvalidArgument`, `TooLarge`, and `Overloaded` when too many gaps would be left.
+    The first range holds all ids below the first unacknowledged message. Raises `InvalidArgument`,
+    `TooLarge`, and `Overloaded` when too many gaps would be left.
     """
     ids = _checked(given, end_id)
     if len(acked) == 1 and ids[0] <= acked[0][1] and ids[-1] - ids[0] < len(ids):
-        return all_below(max(acked[0][1], ids[-1] + 1))  # all in order, as most are
+        return all_below(max(acked[0][1], ids[-1] + 1))  # in order, the common case
     acked = acked.copy()
     for start, stop in _runs(ids):
         low = bisect_left(acked, start, key=_STOP)
@@ -65,7 +69,7 @@ def acknowledge(acked: Ranges, given: Sequence[int], *, end_id: int) -> Ranges:
 
 
 def _checked(given: Sequence[int], end_id: int) -> list[int]:
-    """Return ids in ascending order; of none, one that every group has acknowledged."""
+    """Return ids in ascending order; for no ids [0], which every group has acknowledged."""
     try:
         if len(given) > MESSAGES_PER_ENTRY_MAX:
             raise TooLarge(
@@ -77,13 +81,13 @@ def _checked(given: Sequence[int], end_id: int) -> list[int]:
         ids = [-1]
     if set(map(type, ids)) != {int} or ids[0] < 0 or ids[-1] > end_id:
         raise InvalidArgument(
-            f"ids={shown(given)} — acknowledge a list of ids up to {end_id}, that consume gave"
+            f"ids={shown(given)} — acknowledge a list of ids that consume returned, up to {end_id}"
         )
     return ids
 
 
 def _runs(ids: Iterable[int]) -> Ranges:
-    """Return ids, which ascend, as ranges."""
+    """Return ascending ids as ranges."""
     runs = []
     for _, run in groupby(enumerate(ids), lambda pair: pair[1] - pair[0]):
         found = [each for _, each in run]
@@ -92,22 +96,23 @@ def _runs(ids: Iterable[int]) -> Ranges:
 
 
 class Deliveries:
-    """How often each message of a group was delivered: a number for each range of ids. Pure.
+    """Delivery counts of a group's messages: one number for each range of ids. Pure.
 
-    At most `HELD_MAX` messages have a number above 0 and are not acknowledged: those that come
-    again come before new ones, so all of them were held when the last new one was delivered.
+    At most `HELD_MAX` unacknowledged messages have a count above 0: redeliveries come before new
+    messages, so all of them were held when the last new message was delivered.
     """
 
     def __init__(self, runs: Iterable[tuple[int, int, int]] = ()) -> None:
         self._starts = [-1]
-        """Where each range begins, the first below any id; it ends where the next one begins."""
+        """First id of each range, -1 for the first range; a range ends where the next one begins.
+        """
         self._counts = [0]
-        """Of each range; that of the first and of the last one is 0."""
+        """Count of each range; 0 for the first and the last range."""
         for start, stop, count in runs:
             self._add(start, stop, count)
 
     def runs_from(self, message_id: int) -> list[tuple[int, int, int]]:
-        """Return the ranges that were delivered, from an id on, as a record has them."""
+        """Return the delivered ranges from `message_id` on, in the form of a group's record."""
         ranges = zip(self._starts, self._starts[1:], self._counts, strict=False)
         return [
             (max(start, message_id), stop, count)
@@ -116,9 +121,10 @@ class Deliveries:
         ]
 
     def add(self, ids: Sequence[int]) -> None:
-        """Count a delivery of messages, whose ids ascend."""
+        """Count a delivery of messages; their ids ascend."""
         if ids and ids[-1] - ids[0] == len(ids) - 1:
-            # Most are new, and next to those before; or all before are acknowledged.
+            # The common cases: the messages are new and follow the last ones, or all earlier ones
+            # are acknowledged.
             if len(self._starts) == 1:
                 self._starts += [ids[0], ids[-1] + 1]
                 self._counts += [1, 0]
@@ -131,7 +137,7 @@ class Deliveries:
             self._add(start, stop)
 
     def of(self, ids: Sequence[int]) -> list[int]:
-        """Return how often each of some messages was delivered; nothing for once each."""
+        """Return the delivery count of each message; an empty list if all were delivered once."""
         low = bisect_right(self._starts, ids[0]) - 1
         high = bisect_right(self._starts, ids[-1])
         if set(self._counts[low:high]) == {1}:
@@ -139,7 +145,7 @@ class Deliveries:
         return [self._counts[bisect_right(self._starts, each) - 1] for each in ids]
 
     def forget_below(self, message_id: int) -> None:
-        """Forget messages below an id, which are acknowledged."""
+        """Drop the counts of acknowledged messages below an id."""
         if len(self._starts) == 1 or self._starts[1] >= message_id:
             return
         if message_id < self._starts[2]:
@@ -159,7 +165,7 @@ class Deliveries:
         self._join(low, high)
 
     def _split(self, at: int) -> int:
-        """Have a range begin at an id, and return its index."""
+        """Split ranges so that one begins at an id, and return its index."""
         index = bisect_left(self._starts, at)
         if index == len(self._starts) or self._starts[index] != at:
             self._starts.insert(index, at)
@@ -167,7 +173,7 @@ class Deliveries:
         return index
 
     def _join(self, low: int, high: int) -> None:
-        """Make one of neighbours with the same number, where ranges `low` to `high` begin."""
+        """Merge neighbours with the same count at the beginnings of ranges `low` to `high`."""
         for index in range(min(high, len(self._starts) - 1), max(low, 1) - 1, -1):
             if self._counts[index] == self._counts[index - 1]:
                 del self._starts[index], self._counts[index]
@@ -178,22 +184,28 @@ class Group:
 
     def __init__(self, acked: Ranges, deliveries: Iterable[tuple[int, int, int]] = ()) -> None:
         self.acked = acked
-        """What is acknowledged on the disk; never changed, but replaced. The first range is all
-        below the first message that is not.
+        """Acknowledged ranges on the disk; replaced, never mutated. The first range holds all ids
+        below the first unacknowledged message.
         """
         self.first_open = 0
         """No message below it is open."""
         self.held: dict[int, Lease] = {}
         self.due = math.inf
-        """When to look for what comes again; perhaps too early."""
+        """When the next lease may expire; possibly earlier than it does."""
         self.deliveries = Deliveries(deliveries)
         self.counted_ahead = set[int]()
-        """Messages whose next delivery is counted: they were taken, and nobody got them."""
+        """Messages whose next delivery is already counted: they were taken, but no consumer got
+        them.
+        """
         self.exact_below = 0
-        """Deliveries of messages below it are on the disk before they are made."""
+        """Counts of deliveries of messages below this id are written to the disk before the
+        delivery.
+        """
 
     def count_exactly(self) -> None:
-        """Count on the disk first what an earlier opening may have delivered without a record."""
+        """Write counts before delivery for all messages that an earlier opening may have delivered
+        without a record.
+        """
         acked_above = sum(stop - start for start, stop in self.acked[1:])
         self.exact_below = self.floor + HELD_MAX + acked_above
 
@@ -207,7 +219,7 @@ class Group:
         return end_id + 1 - sum([stop - start for start, stop in self.acked])
 
     def settle(self, ids: Sequence[int]) -> int:
-        """Let go of messages whose acknowledgement is on the disk; return how many were held."""
+        """Release messages whose acknowledgement is durable; return how many were held."""
         held = self.held
         held_before = len(held)
         for each in ids:
@@ -217,8 +229,8 @@ class Group:
         return held_before - len(held)
 
     def take(self, lease: Lease, count: int, *, end_id: int, now: float = 0.0) -> list[int]:
-        """Hold up to `count` messages, the first open ones up to `end_id`; return their ids, which
-        ascend. What was held too long is open.
+        """Hold the first open messages up to `end_id`, at most `count`; return their ids,
+        ascending. Messages with an expired lease are open.
         """
         if now >= self.due:
             self.expire(now)
@@ -241,7 +253,9 @@ class Group:
         return ids
 
     def count(self, ids: Sequence[int]) -> Sequence[int]:
-        """Count a delivery of messages that were just taken; return those not counted before."""
+        """Count a delivery of messages that were just taken; return the ids that were not counted
+        ahead.
+        """
         if self.counted_ahead and not self.counted_ahead.isdisjoint(ids):
             new = [each for each in ids if each not in self.counted_ahead]
             self.counted_ahead.difference_update(ids)
@@ -249,25 +263,27 @@ class Group:
         self.deliveries.add(ids)
         return ids
 
-    def give_back(self, ids: Iterable[int], whose: object, *, undelivered: bool = False) -> None:
-        """Have those messages come again that are held under this lease, or by this owner.
+    def give_back(self, ids: Iterable[int], holder: object, *, undelivered: bool = False) -> None:
+        """Open messages that are held under this lease or by this owner; `holder` is either.
 
-        The next delivery of those that nobody got is counted already.
+        With `undelivered` no consumer got them, so their next delivery counts as already counted.
         """
         for each in ids:
-            if (lease := self.held.get(each)) is not None and (whose is lease or whose is lease[0]):
+            if (lease := self.held.get(each)) is not None and (
+                holder is lease or holder is lease[0]
+            ):
                 del self.held[each]
                 self.first_open = min(self.first_open, each)
                 if undelivered:
                     self.counted_ahead.add(each)
 
     def held_by(self, owner: object, ids: Iterable[int], *, until: float) -> list[int]:
-        """Return which of these messages an owner holds, and longer than until then."""
+        """Return which of these messages an owner holds until later than `until`."""
         leases = [(each, self.held.get(each)) for each in ids]
         return [each for each, lease in leases if lease and lease[0] is owner and lease[1] > until]
 
     def expire(self, now: float) -> None:
-        """Have what was held for too long come again."""
+        """Open the messages whose lease has expired."""
         for each in [each for each, (_, deadline) in self.held.items() if deadline <= now]:
             self.give_back([each], self.held[each])
         self.due = min([deadline for _, deadline in self.held.values()], default=math.inf)

@@ -1,5 +1,5 @@
-"""Messages of topics and the bytes of an entry of them: `docs/format.md`, section "Topic entry". No
-I/O.
+"""Messages of topics and the byte format of their entries: `docs/format.md`, section "Topic entry".
+No I/O.
 """
 
 import struct
@@ -20,28 +20,31 @@ ENTRY_MAGIC = 0x514D
 """`MQ` on disk."""
 ENTRY_FORMAT = 1
 ENTRY_BYTES_TARGET = 1 << 20
-"""What is produced together is cut into entries of about this many bytes, which is what is read and
-checked at once.
+"""One produce call is split into entries of about this many bytes; an entry is read and checked at
+once.
 """
 PRODUCE_BYTES_MAX = 16 << 20
-"""Of one call: it becomes one write, which holds the interpreter lock for about 1 ms per MiB."""
+"""Maximum bytes of one produce call: it becomes one write, which holds the interpreter lock for
+about 1 ms per MiB.
+"""
 NAME_BYTES_MAX = 255
-"""Of a topic's or a group's name in UTF-8."""
+"""Maximum length of a topic's or a group's name in UTF-8."""
 DEAD_SUFFIX = ".dead"
-"""The dead letters of a topic are messages of the topic with its name and this."""
+"""The dead letters of a topic are messages of the topic whose name has this suffix."""
 ERROR_CHARACTERS_MAX = 1_000
-"""Of the text of an error that goes with a dead letter."""
+"""Maximum length of the error text in a dead letter."""
 CACHE_BYTES_MAX = 64 << 20
-"""Entries that are kept in memory, of all topics together, as large as they are there."""
+"""Maximum size in memory of the cached entries of all topics together."""
 MESSAGE_OVERHEAD_BYTES = 264
 ENTRY_OVERHEAD_BYTES = 512
-"""What a message takes in memory beside its bytes, and an entry beside its messages."""
+"""Memory of a message beside its bytes, and of an entry beside its messages."""
 
 _UNCHECKED = struct.Struct("<HHI")
 _CHECKED = struct.Struct("<IIQ")
-"""magic, format, checksum; what that covers: previous checksum, message count, first id. Then come,
-four bytes each, of each message the lengths of payload and properties, and then of each its payload
-and its properties."""
+"""magic, format, checksum; covered by the checksum: previous checksum, message count, first id.
+Then follow the lengths of payload and properties of each message, four bytes each, and then the
+payload and properties of each message.
+"""
 ENTRY_HEADER_BYTES = _UNCHECKED.size + _CHECKED.size
 
 _LAST = attrgetter("last_position")
@@ -50,19 +53,19 @@ _decode_properties = msgspec.msgpack.Decoder(dict[str, str]).decode
 
 
 class ProducerMessage(msgspec.Struct, frozen=True):
-    """What is produced."""
+    """A message to produce."""
 
     payload: bytes
     properties: Mapping[str, str] = {}
 
 
 class ConsumerMessage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What is consumed.
+    """A consumed message.
 
-    `delivery_count` says how often consumers of the group got the message, this time included: 1
-    for the first delivery. What a consumer has fetched and not come to counts, too. A seek begins
-    it anew. The page on guarantees says how exact it is after a kill. `get_message` delivers
-    nothing, and leaves it at 1.
+    `delivery_count` counts the deliveries to consumers of the group, this one included: 1 for the
+    first delivery. Messages that a consumer has fetched and not yet processed count too. A seek
+    resets it. `docs/guarantees.md` describes how exact it is after a kill. `get_message` is not a
+    delivery and returns 1.
     """
 
     message_id: int
@@ -72,7 +75,9 @@ class ConsumerMessage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
 
 
 def size_of(message: ProducerMessage | ConsumerMessage) -> int:
-    """Return the bytes of a message, near enough: characters of its properties."""
+    """Return the approximate size of a message: bytes of its payload plus characters of its
+    properties.
+    """
     return len(message.payload) + sum(map(len, chain.from_iterable(message.properties.items())))
 
 
@@ -107,12 +112,13 @@ def check_name(kind: str, name: str) -> str:
 
 
 def bodies_of(messages: Sequence[ProducerMessage | bytes]) -> tuple[list[bytes], int]:
-    """Return what of a produce call is stored, and how many bytes. Raises `InvalidArgument`,
+    """Return the stored bodies of a produce call, and their total bytes. Raises `InvalidArgument`,
     `TooLarge`.
 
-    Of each message in turn that is its payload and its encoded properties, no bytes for none.
+    The list holds two bodies for each message in turn: its payload and its encoded properties
+    (empty without properties).
     """
-    # A list is no question of an abstract class, which costs as much as the rest does for one
+    # Test for a list first: the check of the abstract class costs as much as the rest for one
     # message.
     is_list = type(messages) is list or isinstance(messages, Sequence)
     if not is_list or isinstance(messages, (bytes, bytearray, memoryview, str)) or not messages:
@@ -152,7 +158,7 @@ def _encoded(properties: Mapping[str, str]) -> bytes:
 
 
 def parts_of(bodies: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Yield what of `bodies_of` is in each entry."""
+    """Yield the part of the bodies (see `bodies_of`) that goes into each entry."""
     ends = list(accumulate(map(len, bodies), initial=0))
     start = 0
     while start < len(bodies):
@@ -174,7 +180,7 @@ def encode_entry(bodies: Sequence[bytes], *, first_id: int, previous_crc32c: int
 
 
 class TopicEntry:
-    """An entry of which all is right: it was just written, or read and checked."""
+    """A valid entry: it was just written, or read and checked."""
 
     def __init__(self, bodies: Sequence[bytes], data: bytes, first_position: int) -> None:
         self._bodies = bodies
@@ -188,7 +194,7 @@ class TopicEntry:
 
     @cached_property
     def messages(self) -> list[ConsumerMessage]:
-        """Its messages, made when somebody wants them."""
+        """Its messages, created on first use."""
         bodies = zip(
             count(self.first_position), self._bodies[::2], self._bodies[1::2], strict=False
         )
@@ -199,8 +205,8 @@ class TopicEntry:
 
 
 def decode_entry(data: bytes, previous_crc32c: int | None) -> TopicEntry:
-    """Return a checked entry; `previous_crc32c` is None where the one before is not known. Raises
-    as `check_head`.
+    """Return a checked entry; `previous_crc32c` is None when the entry before is unknown. Raises as
+    `check_head`.
     """
     _, messages, first_id = check_head(
         data, _CHECKED, magic=ENTRY_MAGIC, version=ENTRY_FORMAT, previous_crc32c=previous_crc32c
@@ -219,9 +225,9 @@ def decode_entry(data: bytes, previous_crc32c: int | None) -> TopicEntry:
 
 
 class EntryCache:
-    """The entries of topics that were produced or read last, up to `CACHE_BYTES_MAX` in memory.
+    """The last produced or read entries of all topics, up to `CACHE_BYTES_MAX` in memory.
 
-    Those of a topic that is gone are forgotten in time, as all others.
+    Entries of a removed topic are evicted in time, as all others.
     """
 
     def __init__(self) -> None:
@@ -231,7 +237,7 @@ class EntryCache:
         self._bytes = 0
 
     def find(self, log_id: int, message_id: int) -> TopicEntry | None:
-        """Return the entry that holds a message, None when it is not here."""
+        """Return the entry that holds a message, None when it is not cached."""
         entries = self._entries.get(log_id, [])
         at = bisect_left(entries, message_id, key=_LAST)
         if at == len(entries) or entries[at].first_position > message_id:
@@ -239,8 +245,8 @@ class EntryCache:
         return entries[at]
 
     def messages(self, log_id: int, ids: Sequence[int], start: int = 0) -> list[ConsumerMessage]:
-        """Return those of some messages, from a place on, that lie in the entry of the first; none
-        when that is not here.
+        """Return the messages of `ids[start:]` that are in the entry of `ids[start]`; empty when
+        that entry is not cached. The ids ascend.
         """
         if (entry := self.find(log_id, ids[start])) is None:
             return []
@@ -252,13 +258,13 @@ class EntryCache:
         ]
 
     def put(self, log_id: int, entry: TopicEntry) -> None:
-        """Keep an entry, and forget those that have been here for longest."""
+        """Cache an entry, and evict the oldest ones above `CACHE_BYTES_MAX`."""
         if self.find(log_id, entry.last_position):
             return
         insort(self._entries[log_id], entry, key=_LAST)
         self._order.append((log_id, entry))
         self._bytes += entry.memory_bytes
-        while self._bytes > CACHE_BYTES_MAX and len(self._order) > 1:  # the newest is wanted
+        while self._bytes > CACHE_BYTES_MAX and len(self._order) > 1:  # always keep the newest
             self._forget(*self._order.popleft())
 
     def _forget(self, log_id: int, entry: TopicEntry) -> None:

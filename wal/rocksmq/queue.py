@@ -1,7 +1,7 @@
-"""RocksMQ: topics and consumer groups in the store of a node; `MessageQueue` is its contract.
+"""RocksMQ: topics and consumer groups in a node's store; `MessageQueue` is the contract.
 
-The topics in memory are those on the disk: `writes.py` changes both. What consumers hold is known
-in memory alone, and lives on over a failed write.
+The topics in memory match those on the disk: `writes.py` changes both. The messages that consumers
+hold are recorded only in memory, and survive a failed write.
 """
 
 import asyncio
@@ -46,22 +46,24 @@ _log = event_log(__name__)
 T = TypeVar("T")
 
 CHECK_S_MAX = 600.0
-"""How often retention is looked at, if not ten times within its own time, and statistics are
-logged.
+"""Maximum seconds between two runs of retention, which otherwise runs ten times within
+`retention_s`, and the interval of logged statistics.
 """
 COUNTED_S = 0.01
-"""How long a count of deliveries waits for another write to go with."""
+"""How many seconds a count of deliveries waits for another write to join."""
 
 ANYBODY = asyncio.Event(), ACK_TIMEOUT_S
-"""The end of a consumer, which owns its messages, and how many seconds it may hold them."""
+"""The default consumer: the event of its closing, which owns its messages, and how many seconds it
+may hold them.
+"""
 
 
 class RocksMQ(MessageQueue):
-    """The topics of a store; see `MessageQueue`. The store is opened before it, and closed after
-    it.
+    """The topics of a store; see `MessageQueue`. Open the store before the queue and close it after
+    the queue.
 
-    `in_term` makes a call that needs the log, again when a failed write ended it. Leases go by
-    `elapsed_ms`, pages by `now_ms`.
+    `in_term` runs a call that needs the log, and runs it again when a failed write ended it. Leases
+    use the clock `elapsed_ms`, pages use `now_ms`.
     """
 
     def __init__(
@@ -88,11 +90,13 @@ class RocksMQ(MessageQueue):
         )
         self._reader = TopicReader(self._writer)
         self._signals = defaultdict[tuple[str, str], Signal](Signal)
-        """Of each topic and group: consumers that wait for messages look again; as many as there
-        are messages for, and each wakes the next.
+        """By topic and group: wakes consumers that wait for messages. Only as many as there are
+        messages for are woken, and each wakes the next.
         """
         self._counting: asyncio.TimerHandle | None = None
-        """The timer of the next write of counts, and the future of one that is not made yet."""
+        """`_counting` is the timer of the next write of delivery counts; `_counted` is the future
+        of the write that is not yet drafted.
+        """
         self._counted: asyncio.Future[None] | None = None
         self._closed = False
 
@@ -104,7 +108,8 @@ class RocksMQ(MessageQueue):
 
     async def destroy_topic(self, topic: str) -> None:
         batch = await self._writer.begin(lambda draft: self._writer.destroy_topic(draft, topic))
-        with suppress(StreamingNodeError):  # it is gone, also if its space is given back later only
+        # the topic is removed even if its space is reclaimed only later
+        with suppress(StreamingNodeError):
             await self._state.reclaim(batch)
 
     async def create_consumer_group(self, topic: str, group: str, *, at: int = 0) -> None:
@@ -132,9 +137,10 @@ class RocksMQ(MessageQueue):
     async def register_consumer(
         self, topic: str, group: str, *, ack_timeout_s: float | None = ACK_TIMEOUT_S
     ) -> Consumer:
-        await self._group(topic, group)
+        # Behind all calls that came before: such as a seek whose caller was cancelled.
+        await self._writer.begin(lambda draft: draft.find(topic, group), makes_room=None)
         lasts_s = contract.check_numbers(ack_timeout_s=ack_timeout_s)
-        closed = asyncio.Event()  # owns what it holds, too
+        closed = asyncio.Event()  # also the owner of the consumer's leases
 
         async def give_back(ids: Sequence[int] | None) -> None:
             if ids is None:
@@ -183,9 +189,10 @@ class RocksMQ(MessageQueue):
             if self._closed or not self._writer.is_open:
                 await self._open()
             found, state = self._group_of(topic, group)
-            # while it waited, also for the log: what it took now nobody would give back
+            # closed during a wait, also for the log: nothing would return messages taken now
             if closed.is_set():
-                self._wake(topic, group, 1)  # it may have been its turn
+                # the wake-up may have been for this consumer: pass it on
+                self._wake(topic, group, 1)
                 return []
             now = self._elapsed_ms() / 1000
             due = state.due
@@ -193,24 +200,24 @@ class RocksMQ(MessageQueue):
             ids = state.take(lease, count, end_id=found.end_id, now=now)
             if ids:
                 if state.due < due:
-                    self._wake(topic, group)  # each has to know until when to wait
+                    self._wake(topic, group)  # each waits until the new, earlier deadline
                 elif state.first_open <= found.end_id:
-                    self._wake(topic, group, 1)  # the next one takes what is left
+                    self._wake(topic, group, 1)  # the next consumer takes the rest
                 self._reader.read_ahead(found, ids[-1])
                 counted = self._count(found, group, state, ids)
                 counts = state.deliveries.of(ids)
                 messages = [] if counted else self._reader.recent(found, ids)
                 if len(messages) < len(ids):
                     messages = await self._fetch(found, group, lease, ids, counted)
-                if messages:  # else retention has come after the group, or the consumer was closed
+                if messages:  # else retention overtook the group, or the consumer was closed
                     found.delivered += len(messages)
                     return _with_counts(messages, counts) if counts else messages
                 continue
             left_s = until - monotonic()
-            if not left_s > 0:  # also if it is no number, which no timer takes
+            if not left_s > 0:  # also for NaN, which timers do not take
                 return []
             left_s = min(left_s, max(state.due - now, 0.001), CHECK_S_MAX)
-            # not `wait_for`: its task would come too late for what happens now
+            # not `wait_for`: its task would start too late to see a wake-up that happens now
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._signals[topic, group].wait(closed)
@@ -223,28 +230,28 @@ class RocksMQ(MessageQueue):
         ids: Sequence[int],
         counted: asyncio.Future[None] | None,
     ) -> list[ConsumerMessage]:
-        """Return the messages that a delivery holds, once it is counted.
+        """Return the messages of a delivery, after its count is written if that must come first.
 
-        Of more than fits into one answer, it returns the first.
+        When they exceed `CONSUME_BYTES_MAX`, it returns the first ones.
         """
         messages = list[ConsumerMessage]()
         size_bytes = 0
         try:
             if counted is not None:
-                with suppress(StreamingNodeError):  # a disk that fails keeps nobody from reading
+                with suppress(StreamingNodeError):  # a failing disk does not prevent reading
                     await asyncio.shield(counted)
                 if isinstance(lease[0], asyncio.Event) and lease[0].is_set():
-                    return []  # closed meanwhile, the consumer has given all of it back
+                    return []  # closed meanwhile: the consumer has returned all of them
             while len(messages) < len(ids) and size_bytes < CONSUME_BYTES_MAX:
                 if part := self._reader.recent(found, ids, len(messages)):
                     messages += part
                     size_bytes += sum(map(size_of, part))
-                # Cancelled, it gives back at once: who asks next must not get what comes behind
-                # that first.
+                # A cancelled call returns its messages at once: otherwise the next consumer would
+                # get later ones first.
                 elif not await carry_on(self._reader.read(found, ids[len(messages)])):
                     break
         except Corrupt:
-            if not messages:  # else what lies before damage is delivered first
+            if not messages:  # else deliver the messages before the damage first
                 raise
         except BaseException:
             messages = []
@@ -290,11 +297,11 @@ class RocksMQ(MessageQueue):
         return self.statistics()
 
     def statistics(self) -> dict[str, TopicInfo]:
-        """Return what is known of the topics now, also while the log comes back."""
+        """Return the statistics of the topics in memory, also while the log reopens."""
         return {name: topic.info for name, topic in self._writer.topics.items()}
 
     async def close(self) -> None:
-        """Write what was begun, and refuse all else; idempotent."""
+        """Finish the writes that have begun and refuse all other calls; idempotent."""
         if self._closed:
             return
         if self._counting is not None:
@@ -309,7 +316,7 @@ class RocksMQ(MessageQueue):
     # --- retention --------------------------------------------------------------------------------
 
     async def keep(self) -> None:
-        """Give up pages when they may go, and log statistics, until cancelled."""
+        """Delete pages that retention no longer keeps, and log statistics, until cancelled."""
         retention_s = self._options.retention_s
         logged_s = monotonic()
         pause_s = (
@@ -320,7 +327,7 @@ class RocksMQ(MessageQueue):
             try:
                 await self.retain()
             except StreamingNodeError as error:
-                # of the disk, or a log that does not come back: it is tried again
+                # an error of the disk, or a log that does not reopen: try again later
                 _log.warning("retention_failed", error=str(error))
             if monotonic() - logged_s >= CHECK_S_MAX:
                 logged_s = monotonic()
@@ -328,7 +335,9 @@ class RocksMQ(MessageQueue):
                     _log.info("topic_statistics", topic=name, **msgspec.structs.asdict(topic))
 
     async def retain(self) -> None:
-        """Give up the pages of every topic that retention allows, and their space."""
+        """Delete the pages that retention no longer keeps, of every topic, and reclaim the
+        space.
+        """
 
         def give_up(draft: Draft) -> Batch:
             for name in self._writer.topics:
@@ -341,18 +350,18 @@ class RocksMQ(MessageQueue):
     # --- the topics, and what changes them --------------------------------------------------------
 
     async def _open(self) -> None:
-        """Have the topics of the store, or raise."""
+        """Load or update the topics from the store if needed. Raises `OnShutdown` after closing."""
         if self._closed:
             raise OnShutdown("the queue is closed")
         await self._writer.open()
 
     async def _topic(self, topic: str) -> Topic:
-        """Return a topic that is sound, or raise."""
+        """Return an undamaged topic. Raises `TopicNotFound`, `Corrupt`, and as `_open`."""
         await self._open()
         return find_topic(self._writer.topics, topic)
 
     async def _group(self, topic: str, group: str) -> tuple[Topic, Group]:
-        """Return a topic that is sound and one of its groups, or raise."""
+        """Return an undamaged topic and one of its groups. Raises as `_topic`, `GroupNotFound`."""
         await self._open()
         return self._group_of(topic, group)
 
@@ -364,7 +373,7 @@ class RocksMQ(MessageQueue):
         return found, state
 
     def _landed(self, draft: Draft) -> None:
-        """Topics have changed: wake the consumers that this is for."""
+        """Wake the consumers that a durable change of topics concerns."""
         for topic in draft.destroyed:
             for group in topic.groups:
                 self._signals.pop((topic.name, group), Signal()).wake()
@@ -385,10 +394,11 @@ class RocksMQ(MessageQueue):
         for group, ids in change.acks:
             state = topic.groups.get(group)
             if state is not None and len(state.held) + len(ids) >= HELD_MAX:
-                self._wake(topic.name, group, 1)  # others may wait until there is room
+                # others may wait because the group held `HELD_MAX`
+                self._wake(topic.name, group, 1)
 
     def _opened(self) -> None:
-        """The topics are known, or may be others than before: all consumers look again."""
+        """Wake all consumers: the topics were loaded, or may have changed."""
         for signal in self._signals.values():
             signal.wake()
         if any(topic.uncounted for topic in self._writer.topics.values()):
@@ -397,12 +407,12 @@ class RocksMQ(MessageQueue):
     def _count(
         self, found: Topic, group: str, state: Group, ids: Sequence[int]
     ) -> asyncio.Future[None] | None:
-        """Count a delivery in memory, and write that in `COUNTED_S`; return the write where it has
-        to come first.
+        """Count a delivery in memory and write the count within `COUNTED_S`. Returns the write if
+        the delivery must wait for it, else None.
 
-        A message that ends its process each time it comes is to be found by its count. After a kill
-        the disk may lack what was delivered last. From the next opening on it has each delivery of
-        such a message before it is made.
+        The count exposes a message that kills its process on each delivery. After a kill the disk
+        may lack the count of the last deliveries. So from the next opening on, each delivery of
+        such a message is written before it is made.
         """
         new = state.count(ids)
         found.uncounted.add(group)
@@ -417,20 +427,20 @@ class RocksMQ(MessageQueue):
 
     def _end_counting(self) -> None:
         self._counting = None
-        if not self._closed and self._writer.is_open:  # else `_opened` begins again
+        if not self._closed and self._writer.is_open:  # else `_opened` starts it again
             self._write_counts()
 
     def _write_counts(self) -> asyncio.Future[None]:
-        """Have the next write count the deliveries that no record counts yet; return its future,
-        which nobody cancels.
+        """Let the next write record the deliveries that no record counts yet. Returns its future,
+        which must not be cancelled.
         """
         if self._counted is None or self._counted.done():
             self._counted = self._writer.begin(self._change_counts)
-            self._counted.add_done_callback(mark_heard)  # nobody may wait for it
+            self._counted.add_done_callback(mark_heard)  # there may be no waiter
         return self._counted
 
     def _change_counts(self, draft: Draft) -> None:
-        self._counted = None  # what is delivered from now on goes with another write
+        self._counted = None  # later deliveries go into another write
         for name, topic in self._writer.topics.items():
             if topic.uncounted and draft.has(name):
                 draft.find(name, damaged=True)
@@ -440,19 +450,19 @@ class RocksMQ(MessageQueue):
         topic: str,
         group: str,
         ids: Sequence[int] | None,
-        whose: object,
+        holder: object,
         *,
         undelivered: bool = False,
     ) -> None:
-        """Have messages come again, None: all, in the group of now: a seek may have come
-        between.
+        """Open messages for delivery again; None means all that `holder` holds. Acts on the group's
+        current state: a seek may have replaced it.
         """
         found = self._writer.topics.get(topic)
         state = None if found is None else found.groups.get(group)
         if ids == [] or state is None:
             return
         given = list(state.held) if ids is None else ids
-        state.give_back(given, whose, undelivered=undelivered)
+        state.give_back(given, holder, undelivered=undelivered)
         self._wake(topic, group, 1)
 
     def _wake(self, topic: str, group: str, count: int | None = None) -> None:
@@ -463,7 +473,9 @@ class RocksMQ(MessageQueue):
 def _with_counts(
     messages: Sequence[ConsumerMessage], counts: Sequence[int]
 ) -> list[ConsumerMessage]:
-    """Return messages with how often each was delivered; those in memory are for all groups."""
+    """Return copies of messages with their delivery counts; all groups share the messages in
+    memory.
+    """
     return [
         message if count == 1 else msgspec.structs.replace(message, delivery_count=count)
         for message, count in zip(messages, counts, strict=False)

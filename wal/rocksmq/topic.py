@@ -1,11 +1,11 @@
-"""A topic: its messages, pages and groups as the disk has them, and what one write changes.
+"""A topic: its messages, pages and groups as they are on the disk, and the changes of one write.
 
-Pure: no I/O, no clock. A write works on a `TopicChange`, and the topic changes when that is
-durable: `TopicChange.stage` says what is written, and `TopicChange.land` makes it so in memory.
+Pure: no I/O, no clock. A write works on a `TopicChange`, and the topic changes when the write is
+durable: `TopicChange.stage` fills the write, and `TopicChange.land` applies it in memory.
 
 The records in the state map are in `docs/format.md`, section "Topics": `mq/topic/<name>`,
-`mq/group/<topic>/<name>`, and `mq/page/<log id>/<last id>`, both in hexadecimal; `mq/ids` is what
-outlives topics.
+`mq/group/<topic>/<name>`, and `mq/page/<log id>/<last id>`, both in hexadecimal; `mq/ids` outlives
+topics.
 """
 
 import math
@@ -24,14 +24,14 @@ from wal.rocksmq.messages import TopicEntry, encode_entry, parts_of
 
 PREFIX = "mq/"
 LOG_ID_FIRST = 1 << 31
-"""Log ids from here on are topics'; none is used twice."""
+"""Topics have the log ids from here on; no id is used twice."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Page(msgspec.Struct, frozen=True, array_like=True):
-    """A closed page: its last id, its bytes, when it was closed and when all groups had
-    acknowledged it, in Unix ms; 0 before that.
+    """A closed page: its last id, its size, and in Unix ms when it was closed and when all groups
+    had acknowledged it (0 before that).
     """
 
     end_id: int
@@ -41,8 +41,8 @@ class Page(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A topic on disk; `end_id` is one less than `begin_id` when it holds nothing, and the checksum
-    is its last entry's.
+    """A topic on disk. `end_id` is `begin_id` - 1 when it is empty; `crc32c` is the checksum of its
+    last entry.
     """
 
     log_id: int
@@ -53,10 +53,11 @@ class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A group on disk: all below this id is acknowledged, and so are the ranges above it.
+    """A group on disk: everything below `current_id` is acknowledged, and so are the ranges `acked`
+    above it.
 
-    `deliveries` are runs of ids above it: the first, the one behind the last, and how often each
-    was delivered. Acknowledged ids in a run mean nothing.
+    `deliveries` are runs of ids above it: the first id, the id after the last, and the delivery
+    count of each. Counts of acknowledged ids are ignored.
     """
 
     current_id: int
@@ -65,25 +66,25 @@ class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Topic:
-    """One topic as the disk has it, and what is known of it in memory alone."""
+    """One topic as it is on the disk, and its state that exists only in memory."""
 
     log: OwnedLog[TopicEntry]
-    """Its messages; set when the topics of a store are loaded, or the topic is made."""
+    """Its messages; set when the topics of a store are loaded or the topic is created."""
 
     def __init__(self, name: str, record: TopicRecord, pages: Iterable[Page] = ()) -> None:
         self.name = name
         self.record = record
         self.pages = list(pages)
-        """In the order of ids, as their keys are."""
+        """Closed pages in the order of ids, as of their keys."""
         self.acked_pages = sum(page.acked_ms > 0 for page in self.pages)
-        """How many of the first ones are acknowledged."""
+        """How many pages, from the first, all groups have acknowledged."""
         self.groups: dict[str, Group] = {}
         self.uncounted = set[str]()
-        """Groups with deliveries that no record counts yet."""
+        """Groups whose last deliveries no record counts yet."""
         self.newest_half = range(0)
-        """The second half of what was read from the disk last."""
+        """Ids of the second half of the last read from the disk."""
         self.damage = ""
-        """Why it is not to be used."""
+        """Why the topic must not be used; empty when it is sound."""
         self.produced = 0
         self.delivered = 0
         self.acked = 0
@@ -95,7 +96,7 @@ class Topic:
 
     @property
     def begin_id(self) -> int:
-        """The earliest id that is kept; one above `end_id` when none is."""
+        """The first kept id; `end_id` + 1 when the topic is empty."""
         return self.record.begin_id
 
     @property
@@ -110,7 +111,7 @@ class Topic:
 
     @property
     def info(self) -> TopicInfo:
-        """What the queue says of it."""
+        """The statistics of the topic."""
         end_id = self.end_id
         return TopicInfo(
             begin_id=self.begin_id,
@@ -129,7 +130,9 @@ class Topic:
 
 
 class TopicChange:
-    """What one write changes of a topic. Calls work on it in their order, and see each other."""
+    """The changes of one write to a topic. Calls change it in their order, each seeing the earlier
+    changes.
+    """
 
     def __init__(self, topic: Topic, *, is_new: bool = False) -> None:
         self.topic = topic
@@ -137,17 +140,17 @@ class TopicChange:
         self.next_id = topic.end_id + 1
         """The id of the next message."""
         self.entries: list[TopicEntry] = []
-        """What is produced, once it is staged."""
+        """The produced entries, after staging."""
         self.acks: list[tuple[str, Sequence[int]]] = []
-        """The groups and ids that are acknowledged."""
+        """Acknowledged ids by group."""
         self.moved = set[str]()
-        """Groups that are made, or go to another message."""
+        """Groups that are created or moved to another message."""
         self.removed = set[str]()
         """Groups that are removed."""
         self._is_new = is_new
         self._bodies: list[bytes] = []
         self._acked = {name: group.acked for name, group in topic.groups.items()}
-        """What each group has acknowledged."""
+        """Acknowledged ranges by group."""
         self._changed = dict[str, None]()
         """Groups whose records change."""
         self._crc32c = topic.crc32c
@@ -160,11 +163,11 @@ class TopicChange:
     # --- what calls do ----------------------------------------------------------------------------
 
     def has_group(self, group: str) -> bool:
-        """Whether it has a group."""
+        """Whether the topic has a group."""
         return group in self._acked
 
     def require_group(self, group: str) -> None:
-        """Raise `GroupNotFound` unless it has a group."""
+        """Raise `GroupNotFound` unless the topic has a group."""
         if group not in self._acked:
             raise GroupNotFound(f"topic {self.topic.name!r} has no group {shown(group)}")
 
@@ -176,7 +179,7 @@ class TopicChange:
         return range(first, self.next_id)
 
     def acknowledge(self, group: str, ids: Sequence[int]) -> None:
-        """Acknowledge messages that were there before this write; of none, do nothing. Raises as
+        """Acknowledge messages that existed before this write; no ids change nothing. Raises as
         `wal.rocksmq.group.acknowledge`.
         """
         acked = acknowledge(self._acked[group], ids, end_id=self.topic.end_id)
@@ -187,7 +190,7 @@ class TopicChange:
         self.acks.append((group, ids))
 
     def go_to(self, group: str, message_id: int) -> None:
-        """Have a group, which may be new, go on at the nearest message that is kept."""
+        """Move a group, creating a new one, to the kept message nearest to `message_id`."""
         nearest = min(max(check_place(message_id), self.begin_id), self.next_id)
         self._acked[group] = all_below(nearest)
         self._changed[group] = None
@@ -202,10 +205,11 @@ class TopicChange:
         self.removed.add(group)
 
     def give_up(self, now_ms: int, options: MqOptions) -> None:
-        """Give up the acknowledged pages that are old enough, then the oldest above the size.
+        """Delete the acknowledged pages that are older than `retention_s`, then the oldest ones
+        above `retention_bytes`.
 
-        If all groups have acknowledged what is in the open page it is closed: a topic that idles
-        holds no space for ever.
+        The open page is closed if all groups have acknowledged its messages, so that an idle topic
+        does not keep its space forever.
         """
         end_id = self.topic.end_id
         has_all = self._acked_below() > end_id == self.next_id - 1
@@ -230,7 +234,7 @@ class TopicChange:
     # --- the write --------------------------------------------------------------------------------
 
     def stage(self, batch: Batch, *, page_bytes: int, now_ms: int) -> None:
-        """Put entries, and the records that differ from those on the disk, into a write."""
+        """Put the entries and the changed records into a write."""
         topic = self.topic
         first = topic.end_id + 1
         for part in parts_of(self._bodies):
@@ -257,7 +261,7 @@ class TopicChange:
         batch.records |= self._records
 
     def land(self) -> None:
-        """The write is durable: make it so in memory."""
+        """Apply the write, which is durable, in memory."""
         topic = self.topic
         topic.produced += self._record.end_id - topic.end_id
         topic.record = self._record
@@ -275,11 +279,13 @@ class TopicChange:
                 topic.acked += topic.groups[name].settle(ids)
 
     def drop(self) -> None:
-        """The write did not happen, or is in doubt: what it counted is to be counted again."""
+        """Mark the delivery counts for another write: this write did not happen or its outcome is
+        open.
+        """
         self.topic.uncounted |= self.topic.groups.keys()
 
     def removal(self) -> dict[str, None]:
-        """Return the records to remove with the topic, by their keys."""
+        """Return the keys of the records to remove with the topic, with None as values."""
         topic = self.topic
         keys = [f"{PREFIX}topic/{topic.name}"]
         keys += [_group_key(topic.name, group) for group in topic.groups.keys() | self._acked]
@@ -300,8 +306,8 @@ class TopicChange:
 
     def _fill_pages(self, sizes: Iterable[tuple[int, int]], page_bytes: int, now_ms: int) -> None:
         for message_id, size_bytes in sizes:
-            self._open_bytes += size_bytes or 1  # so that a page of nothing ends, too
-            if self._open_bytes > page_bytes:  # it closes with the message that takes it over
+            self._open_bytes += size_bytes or 1  # so that a page of empty messages fills up too
+            if self._open_bytes > page_bytes:  # the page includes the message that exceeds the size
                 self._close_page(message_id, now_ms)
 
     def _close_page(self, end_id: int, now_ms: int) -> None:
@@ -311,13 +317,11 @@ class TopicChange:
         self._open_bytes = 0
 
     def _acked_below(self) -> int:
-        """Below it all groups have acknowledged everything; 0 without a group: nobody is there who
-        could have.
-        """
+        """Return the id below which all groups have acknowledged everything; 0 without a group."""
         return min([acked[0][1] for acked in self._acked.values()], default=0)
 
     def _settle(self, now_ms: int) -> None:
-        """Mark the pages that all groups have acknowledged, and no others; without a group nothing
+        """Mark exactly the pages that all groups have acknowledged; without a group nothing
         changes.
         """
         if not self._acked:
@@ -327,7 +331,7 @@ class TopicChange:
         self._acked_pages = bisect_left(self._pages, below, key=operator.attrgetter("end_id"))
         for at in range(before, self._acked_pages):
             self._mark(at, now_ms)
-        for at in range(self._acked_pages, before):  # a group went back, or is new
+        for at in range(self._acked_pages, before):  # a group moved back or is new
             self._mark(at, 0)
 
     def _mark(self, at: int, acked_ms: int) -> None:
@@ -344,16 +348,16 @@ def _group_key(topic: str, group: str) -> str:
 
 
 def encode_ids(next_log_id: int, used: int) -> dict[str, bytes | None]:
-    """Return the record of what outlives topics, by its key: the next log id, and an id that none
-    of those gone is above.
+    """Return the record that outlives topics, by its key: the next log id, and an id that is at
+    least every id of removed topics.
     """
     return {f"{PREFIX}ids": _encode((next_log_id, used))}
 
 
 def decode_records(records: Mapping[str, bytes]) -> tuple[tuple[int, int], dict[str, Topic]]:
-    """Return what `encode_ids` took, and the topics that the records under `PREFIX` describe.
+    """Return the arguments of `encode_ids`, and the topics of the records under `PREFIX`.
 
-    Raises what msgspec raises, `KeyError`, `ValueError`.
+    Raises `msgspec.MsgspecError`, `KeyError`, `ValueError`.
     """
     decode = msgspec.msgpack.decode
     ids = (LOG_ID_FIRST, 0)

@@ -1,11 +1,11 @@
-"""How topics change: one write at a time, which holds every call that came while the one before it
-was on its way.
+"""Changes of topics: one write at a time. Each write holds all calls that arrived during the write
+before it.
 
     call -> change of a draft -> one batch of the store -> durable: topics change, callers return
                                                         -> failed: callers get `Indeterminate`
 
-A write that failed is settled once the store is open again: it is there as a whole, and then the
-topics change as if it had not failed, or it is not there, and then nothing happened.
+The outcome of a failed write is resolved once the store is open again: the store either has all of
+it, and the topics change as if it had succeeded, or it has none of it, and nothing changes.
 """
 
 import asyncio
@@ -44,29 +44,29 @@ _log = event_log(__name__)
 T = TypeVar("T")
 
 SLOW_S = 0.2
-"""A write of what was produced, or a read for consumers, that takes longer is logged: once, however
-many wait for it.
+"""A write of produced messages, or a read for consumers, that takes longer is logged: once, however
+many calls wait for it.
 """
 
 
 class Draft:
-    """The topics as one write will leave them. Calls work on it in their order."""
+    """The topics as one write will leave them. Calls change the draft in their order."""
 
     def __init__(self, topics: Mapping[str, Topic]) -> None:
         self.batch = Batch()
         self.changes: dict[str, TopicChange | None] = {}
-        """What changes of each topic; None for one that is destroyed."""
+        """The change of each topic by name; None for a destroyed topic."""
         self.destroyed: list[Topic] = []
         self._topics = topics
 
     def has(self, name: str) -> bool:
-        """Whether there is a topic of this name."""
+        """Whether a topic of this name exists in the draft."""
         if name in self.changes:
             return self.changes[name] is not None
         return name in self._topics
 
     def find(self, name: str, *groups: str, damaged: bool = False) -> TopicChange:
-        """Return the change of a topic that is sound, or may be `damaged`, and has these groups.
+        """Return the change of a topic that has these groups; a damaged topic only with `damaged`.
 
         Raises `TopicNotFound`, `GroupNotFound`, `Corrupt`.
         """
@@ -85,7 +85,7 @@ class Draft:
         self.changes[topic.name] = TopicChange(topic, is_new=True)
 
     def destroy(self, name: str) -> int:
-        """Remove a topic; return the id that its next message would have had."""
+        """Remove a topic, and return the id that its next message would have got."""
         change = self.find(name, damaged=True)
         self.changes[name] = None
         self.destroyed.append(change.topic)
@@ -94,31 +94,32 @@ class Draft:
         return change.next_id
 
     def stage(self, *, page_bytes: int, now_ms: int) -> None:
-        """Fill the batch with what the calls have changed."""
+        """Fill the batch with the changes of all calls."""
         for change in self.changes.values():
             if change is not None:
                 change.stage(self.batch, page_bytes=page_bytes, now_ms=now_ms)
 
     def drop(self) -> None:
-        """The batch did not become durable, as far as is known."""
+        """Drop the draft: the batch was not written or its outcome is open."""
         for change in self.changes.values():
             if change is not None:
                 change.drop()
 
 
 class Call(msgspec.Struct, eq=False, gc=False):
-    """A call that waits for its write. `change` makes it in a draft, and returns its result."""
+    """A call that waits for its write. `change` applies it to a draft and returns the result."""
 
     change: Callable[[Draft], Any]
     done: asyncio.Future[Any]
     size_bytes: int
-    makes_room: bool
+    makes_room: bool | None
+    """Whether it is made on a low disk, too; None when it changes nothing."""
     result: Any = None
     error: StreamingNodeError | None = None
-    """Why it is refused."""
+    """Why the call is refused."""
 
     def settle(self) -> None:
-        """Let the caller return, or raise why it is refused."""
+        """Complete the call with its result, or with the error that refuses it."""
         if self.done.done():
             return
         if self.error is None:
@@ -127,7 +128,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
             self.done.set_exception(self.error)
 
     def fail(self, error: StreamingNodeError) -> None:
-        """Let the caller raise."""
+        """Fail the call with an error."""
         self.error = error
         self.settle()
 
@@ -135,8 +136,8 @@ class Call(msgspec.Struct, eq=False, gc=False):
 class TopicWriter:
     """Owns the topics of a store, and the only task that writes them.
 
-    `on_landed` is called with each draft that has become durable, when the topics have changed and
-    before callers return; `on_opened` when the topics are known, at first and after each reopening.
+    `on_landed` is called with each durable draft, after the topics have changed and before callers
+    return. `on_opened` is called when the topics are loaded, first and after each reopening.
     """
 
     def __init__(
@@ -163,13 +164,13 @@ class TopicWriter:
         self._on_opened = on_opened
         self._next_log_id = LOG_ID_FIRST
         self._openings = 0
-        """Of the store, when the topics were last compared with it."""
+        """The store's `openings` when the topics were last compared with it."""
         self._opening = asyncio.Lock()
         self._doubt: Draft | None = None
-        """The draft whose write has failed, until it is known whether the store has it."""
+        """The draft of a failed write, until its outcome is resolved."""
         self._calls = deque[Call]()
         self._since = 0.0
-        """When the first of these calls came."""
+        """When the first of these calls arrived."""
         self._writing: asyncio.Task[None] | None = None
         self._is_opening = False
         """Whether this task waits for the store to take writes."""
@@ -180,11 +181,13 @@ class TopicWriter:
 
     @property
     def is_open(self) -> bool:
-        """Whether the topics are those of the store, which takes writes."""
+        """Whether the topics match the store, and the store takes writes."""
         return self._openings == self._store.openings and self._store.taking_writes
 
     async def open(self) -> None:
-        """Have the topics of the store as it is open now. Raises what its reopening raises."""
+        """Bring the topics in line with the store's current opening. Raises the errors of reopening
+        it.
+        """
         while not self.is_open:
             if self._closed:
                 raise OnShutdown("the queue is closed")
@@ -217,7 +220,9 @@ class TopicWriter:
         self._ids.update_id(max(used, *(topic.end_id for topic in self.topics.values()), 0))
 
     def _settle(self, draft: Draft, records: Mapping[str, bytes]) -> None:
-        """Find out whether the store has the batch that failed: all of it, or nothing."""
+        """Resolve a failed batch: apply it if the store has it; a batch is written as a whole or
+        not at all.
+        """
         changes = draft.batch.records.items()
         self._doubt = None
         if all(records.get(key) == value for key, value in changes):
@@ -240,7 +245,7 @@ class TopicWriter:
         )
 
     def make_topic(self, draft: Draft, name: str) -> None:
-        """Make a topic in a draft; one that exists is fine."""
+        """Create a topic in a draft; does nothing if it exists."""
         if draft.has(name):
             return
         begin = self._ids.alloc_one()
@@ -251,8 +256,8 @@ class TopicWriter:
         draft.batch.records |= encode_ids(self._next_log_id, begin)
 
     def destroy_topic(self, draft: Draft, name: str) -> Batch:
-        """Remove a topic in a draft, and return its batch; one of the same name begins above its
-        ids.
+        """Remove a topic in a draft, and return the batch. A later topic of the same name begins
+        above its ids.
         """
         self._ids.update_id(draft.destroy(name))
         draft.batch.records |= encode_ids(self._next_log_id, self._ids.alloc_one())
@@ -261,10 +266,10 @@ class TopicWriter:
     # --- writes -----------------------------------------------------------------------------------
 
     def begin(
-        self, change: Callable[[Draft], T], *, size_bytes: int = 0, makes_room: bool = True
+        self, change: Callable[[Draft], T], *, size_bytes: int = 0, makes_room: bool | None = True
     ) -> asyncio.Future[T]:
-        """Make a change with the next write; return the future of its result. Cancelling that does
-        not undo the change.
+        """Apply a change with the next write, and return the future of its result. Cancelling the
+        future does not undo the change.
 
         Raises `OnShutdown` when the writer is closed.
         """
@@ -279,8 +284,8 @@ class TopicWriter:
         return done
 
     async def close(self) -> None:
-        """Write what was begun, and end; idempotent. Calls that wait for the store to take writes
-        raise `OnShutdown`.
+        """Finish the calls that have begun, and end; idempotent. Calls that wait for the store to
+        take writes raise `OnShutdown`.
         """
         self._closed = True
         if self._writing is None:
@@ -295,7 +300,7 @@ class TopicWriter:
                 await self._write_some()
         finally:
             self._writing = None
-            self._refuse(OnShutdown("the queue is closed"))  # nothing is left that makes them
+            self._refuse(OnShutdown("the queue is closed"))  # no task is left to run them
             self.landed.wake()
 
     async def _write_some(self) -> None:
@@ -316,7 +321,7 @@ class TopicWriter:
         if not draft.batch.is_empty:
             try:
                 outcome = self._state.write(draft.batch)
-            except StreamingNodeError:  # nothing was done, and the calls wait for the log
+            except StreamingNodeError:  # nothing was written: the calls wait for the log
                 draft.drop()
                 self._calls.extendleft(reversed(calls))
                 return
@@ -331,14 +336,18 @@ class TopicWriter:
         _tell_slow_write(draft, began, taken)
 
     def _take(self, draft: Draft) -> list[Call]:
-        """Make the changes of the calls that go with the next write."""
+        """Take calls for the next write, and apply their changes to its draft."""
         calls = list[Call]()
         size_bytes = 0
+        admitted: set[bool | None] = {None}  # the same for all calls of this step
         while self._calls and size_bytes < PRODUCE_BYTES_MAX:
             call = self._calls.popleft()
+            makes_room = call.makes_room
             call.error = None
             try:
-                self._store.check_admitted(makes_room=call.makes_room)
+                if makes_room not in admitted:
+                    self._store.check_admitted(makes_room=bool(makes_room))
+                    admitted.add(makes_room)
                 call.result = call.change(draft)
             except StreamingNodeError as error:
                 call.error = error
@@ -348,7 +357,7 @@ class TopicWriter:
         return calls
 
     def _land(self, draft: Draft) -> None:
-        """The batch is durable: the topics are what the draft is."""
+        """Apply a draft whose batch is durable to the topics."""
         for topic in draft.destroyed:
             self._state.release(topic.log)
         for name, change in draft.changes.items():
@@ -361,8 +370,8 @@ class TopicWriter:
         self.landed.wake()
 
     def _fail(self, draft: Draft, calls: Sequence[Call], error: StreamingNodeError) -> None:
-        """The outcome of the batch is open. A call that was refused beside it is made again: what
-        it was refused for may not have happened.
+        """Fail the calls of a batch whose outcome is open. A call that was refused in this draft
+        runs again: the change that caused the refusal may not have happened.
         """
         self._doubt = draft
         draft.drop()
@@ -379,7 +388,7 @@ class TopicWriter:
 
 
 def find_topic(topics: Mapping[str, Topic], name: str, *, damaged: bool = False) -> Topic:
-    """Return a topic that is sound, or may be `damaged`. Raises `TopicNotFound`, `Corrupt`."""
+    """Return a topic; a damaged one only with `damaged`. Raises `TopicNotFound`, `Corrupt`."""
     topic = topics.get(name)
     if topic is None:
         raise _no_topic(name)
@@ -401,7 +410,7 @@ def _tell_slow_write(draft: Draft, began: float, taken: float) -> None:
 
 
 def tell_slow(what: str, topic: Topic, began: float, **steps: float) -> None:
-    """Log a call that took long, with how long after its beginning each step ended."""
+    """Log a slow call, with the milliseconds from its beginning to the end of each step."""
     _log.warning(
         f"slow_{what}",
         topic=topic.name,

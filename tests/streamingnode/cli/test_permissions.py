@@ -93,7 +93,7 @@ def test_a_node_that_may_only_be_read_is_not_called_damaged(data: Path, tmp_path
         log.chmod(0o700)
     assert [code for code, _ in done] == [1, 1]
     for _, text in done:
-        assert f"STORAGE_FAILED: {log} cannot be written, which reading it takes" in text
+        assert f"STORAGE_FAILED: {log} cannot be written, which reading requires" in text
     assert not (tmp_path / "rows").exists()
 
 

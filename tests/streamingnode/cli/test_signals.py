@@ -81,7 +81,7 @@ def test_what_works_until_a_signal_ends_as_the_page_says(
     with node.read("orders", sn.DeliverPolicy.latest()) as messages:
         commands = {
             "tail": start("tail", place, "orders", "--follow"),
-            "top": start("info", "top", place, "--json", "--interval", "0.1"),
+            "info top": start("info", "top", place, "--json", "--interval", "0.1"),
             "bridge": start("bridge", place, "events", "orders"),
             "insert": start("insert", place, "orders"),
         }
@@ -91,7 +91,7 @@ def test_what_works_until_a_signal_ends_as_the_page_says(
         node.mq.produce("events", [b'{"id": 8, "item": "oil"}'])
         for _ in ("insert", "bridge"):
             assert next(iter(messages)).num_rows == 1
-        for name in ("tail", "top"):
+        for name in ("tail", "info top"):
             assert first_line(commands[name])
         for process in commands.values():
             process.send_signal(number)
