@@ -93,7 +93,9 @@ _IS_WHOLE = (pa.types.is_integer, pa.types.is_timestamp, pa.types.is_date, pa.ty
 
 
 class Rows(msgspec.Struct, frozen=True, gc=False):
-    """A batch of rows from the log, and the tick of each of its groups."""
+    """A batch of rows from the log, and the ticks of all groups of its entry; `batch.groups`
+    indexes them.
+    """
 
     batch: RowBatch
     ticks: Numbers

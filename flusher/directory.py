@@ -48,8 +48,8 @@ TOGETHER = "put log, floor and cuts of one backup together"
 _NAME = re.compile(r"(\d{16})\.json")
 
 KEPT_ENTRIES_MAX = 16_384
-"""Files and collections in cached manifests, some MiB: a snapshot finds the manifests of the one
-before it.
+"""Files and collections in cached manifests, some MiB: the next snapshot reads the same manifests
+from memory.
 """
 
 CHUNK_BYTES = 1 << 20

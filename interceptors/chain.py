@@ -342,7 +342,7 @@ class RWLock:
 
     def release(self) -> None:
         """Release the lock that `acquire` took."""
-        assert self._holders, "nobody holds this lock"
+        assert self._holders, "a lock is released by its holder"
         self._holders = 0 if self._holders < 0 else self._holders - 1
         if self._waiting:
             self._hand_over()
@@ -407,7 +407,7 @@ class LockInterceptor(Interceptor):
             )
 
     def _busy_in(self, pack: Pack) -> Sequence[AppendGroup]:
-        """Return the groups of a pack whose locks are busy; empty when none or all are."""
+        """Return the groups of a pack that have busy locks; empty when none or all do."""
         scopes = {piece.target.vchannels for group in pack.groups for piece in group.pieces}
         locks = self._locks
         busy = {

@@ -84,7 +84,7 @@ def compact(table: OpenTable, *, is_stopping: Callable[[], bool] = lambda: False
             adds = attempt.seal()
             if sum(file.rows for file in adds) < sum(file.rows or 0 for file in files):
                 raise StorageFailed(
-                    f"another tool removed rows in {attempt.directory} — a later round tries again"
+                    f"rows in {attempt.directory} were removed by another tool — run it again"
                 )
             with table_lock(table.path.parent, table.path.name):
                 newest = table.at_version()

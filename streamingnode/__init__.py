@@ -4,8 +4,8 @@ Spark.
     async with sn.open_node("data") as node:
         await node.insert("orders", [{"id": 1, "item": "tea", "amount": 3.5}])
 
-Names are imported when they are first used: importing this package costs a few milliseconds, Arrow
-comes with the first node.
+Names are imported at their first use: importing this package takes a few milliseconds, and Arrow is
+loaded with the first node.
 """
 
 from importlib import import_module
@@ -59,7 +59,7 @@ _PLACES = {
     "tick_to_time": "wal.timetick",
     "time_to_tick": "wal.timetick",
 }
-"""Where the names are; a module is in its own place."""
+"""The module of each name; a module is listed under its own name."""
 __all__ = list(_PLACES)
 
 

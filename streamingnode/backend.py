@@ -1,5 +1,5 @@
-"""What a node does its work with: the parts of its own process, or a connection to a node of
-another one.
+"""The interface between `Node` and the parts of a node: those in its own process, or a connection
+to another one.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ from wal.rocksmq.contract import MessageQueue
 
 
 class ReadRequest(NamedTuple):
-    """What a reader asks for. All of a tick comes together, also what lies above `until`."""
+    """The request of a reader. A batch has all of a tick, and may go above `until`."""
 
     infos: tuple[CollectionInfo, ...]
     policy: DeliverPolicy
@@ -34,12 +34,12 @@ class ReadRequest(NamedTuple):
     name: str | None
     types: frozenset[MessageType]
     resume: StartingPoint | None = None
-    """Where another reading of the same came to, whatever was acknowledged."""
+    """The place that an earlier reading of this request reached, whatever was acknowledged."""
 
 
 class Reading(Protocol):
-    """One reader's way through the log: what `CollectionReader` makes messages of. Closed by
-    `close`, however it ended.
+    """One reader's scan of the log, from which `CollectionReader` makes messages. Call `close` in
+    any case.
     """
 
     async def open(self) -> int:
@@ -49,18 +49,18 @@ class Reading(Protocol):
         """
 
     async def next_batch(self) -> ScanBatch:
-        """Return what comes next; cancelling loses nothing. Raises as `Scanner.next_batch` does."""
+        """Return the next batch; cancelling loses nothing. Raises as `Scanner.next_batch` does."""
 
     async def ack(self, position: int, tick: int) -> None:
         """Move a named reader's place; durable when this returns."""
 
     async def close(self) -> None:
-        """End it; idempotent."""
+        """End the reading; idempotent."""
 
 
 class Parts(Protocol):
-    """What a `Backend` has besides calls: of a node of another process it is made here, and the
-    calls are made there.
+    """The part of a `Backend` that runs in the caller's process; for a node of another process,
+    only the other calls go there.
     """
 
     path: str | None
@@ -68,12 +68,12 @@ class Parts(Protocol):
     config: NodeConfig
     """The settings of the node that has the data."""
     wal_name: str
-    """The kind of its log, which its message ids name."""
+    """The kind of the node's log, which its message ids name."""
     pending: PendingBytes
 
     @property
     def mq(self) -> MessageQueue | None:
-        """Its topics; None where there are none."""
+        """The node's topics; None if it has none."""
 
     @property
     def channels(self) -> ChannelService:
@@ -89,29 +89,33 @@ class Parts(Protocol):
 
     @property
     def catalog(self) -> Catalog:
-        """The collections as they are known here now."""
+        """The collections as this process has them now."""
 
     def read(self, request: ReadRequest) -> Reading:
-        """Return a way through the log for some collections."""
+        """Return a reading of some collections."""
 
     def last_sequence(self, producer_id: int) -> int:
-        """Return the highest sequence of a producer that is in the log, 0 for none."""
+        """Return the highest sequence of a producer in the log, 0 for none."""
 
     def reach(self, producer_id: int, sequence: int) -> None:
-        """Draw no sequence of a producer up to this one, which a write was given."""
+        """Make later automatic sequences of a producer higher than `sequence`, which a caller
+        chose.
+        """
 
     async def drain(self) -> None:
-        """Let the writes that were begun end; no new ones come. The parts are closed after it."""
+        """Return when all writes under way have ended; no new ones come. The parts are closed after
+        it.
+        """
 
     async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
-        """Open a producer, made if it is new, and fence whoever had it open; return its last
-        sequence, too.
+        """Open a producer, or create it, and fence its previous opening; return it with its last
+        sequence.
         """
 
 
 class Backend(Parts, Protocol):
-    """All that `Node` asks for. Of `Node`'s calls those here raise the same; times are kept by who
-    calls.
+    """All calls that `Node` needs. Calls of the same name raise the same errors; the caller applies
+    timeouts.
     """
 
     async def consistent_tick(self, collections: tuple[str, ...] = ()) -> int:
@@ -134,7 +138,7 @@ class Backend(Parts, Protocol):
         """As `Node.drop_partition`."""
 
     async def put_note(self, name: str, epoch: int, note: bytes) -> None:
-        """Note something with a producer's name."""
+        """As `Producer.put_note`."""
 
     async def delete_producer(self, name: str) -> bool:
         """As `Node.delete_producer`."""
@@ -180,4 +184,4 @@ class Backend(Parts, Protocol):
         """As `Node.statistics`."""
 
     async def hand_over(self) -> None:
-        """Give the directory to who wants to own it, where this is a command's node that can."""
+        """Release the directory to a process that requests it, if this is a command's node."""

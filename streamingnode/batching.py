@@ -1,5 +1,5 @@
-"""Many rows in few inserts, one reader for many workers, and writes that are tried again; of any
-node, on its event loop.
+"""Helpers for any node, on its event loop: an appender in batches, a parallel consumer of one
+reader, and retries of writes.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from wal.runtime import outlast
 
 T = TypeVar("T")
 _Row = tuple[dict[str, object], "asyncio.Future[AppendedRow]"]
-_CELL_BYTES = 16  # what a value takes in a batch beside its text, at most
+_CELL_BYTES = 16  # at most this much for a value in a batch, apart from its text
 
 
 class AppendedRow(NamedTuple):
-    """A row that was written, and the result of its batch.
+    """The result of an appended row: its offset and the result of its batch.
 
-    Its offset is None unless the batch is in the log and went to one vchannel.
+    The offset is None unless the batch is in the log and went to one vchannel.
     """
 
     row_offset: int | None
@@ -36,12 +36,12 @@ class AppendedRow(NamedTuple):
 
     @property
     def time_tick(self) -> int:
-        """That of the batch. Raises `InvalidArgument` where the batch is `spooled`."""
+        """The tick of the batch. Raises `InvalidArgument` if the batch is `spooled`."""
         return self.batch.time_tick
 
 
 class AppenderStatistics(NamedTuple):
-    """Inserts that took place, rows in them, and bytes that wait or are on their way."""
+    """Successful inserts, the rows in them, and the bytes that wait or are in flight."""
 
     batches: int
     rows: int
@@ -50,19 +50,20 @@ class AppenderStatistics(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class BatchAppender:
-    """Puts rows of any number of tasks together into inserts:
+    """Collects rows of any number of tasks into inserts:
     `async with BatchAppender(node, "orders") as appender`.
 
-    A batch goes with `rows_max` rows or about `bytes_max` bytes (half an append group at most), at
-    `flush`, or `linger_s` seconds after its first row; with 0, rows of one turn of the event loop
-    go together. While `batches_in_flight_max` are on their way it grows until one of them ends.
-    Rows keep their order within a batch; batches keep theirs if one is in flight.
+    A batch is sent at `rows_max` rows or about `bytes_max` bytes (half an append group at most), at
+    `flush`, or `linger_s` seconds after its first row; with 0, it has the rows of one turn of the
+    event loop. While `batches_in_flight_max` are in flight, the lingering batch grows until one of
+    them ends. Rows keep their order within a batch; batches keep their order if
+    `batches_in_flight_max` is 1.
 
-    Each row has one outcome, told by its future alone. A failed insert fails its own rows only: of
-    one refused for what is in it, by an `InvalidArgument`, all go in but the rows that are refused,
-    in order; after other errors nothing is repeated. Leaving the block sends what was submitted and
-    waits for it, also when the block raised; cancelled, it cancels rows that were not sent, and
-    waits for those on their way.
+    Each row has one outcome, which its future returns. A failed insert fails only its own rows. If
+    it fails with `InvalidArgument`, it is repeated in halves, so that all rows but the refused ones
+    are inserted, in order; after other errors nothing is repeated. Leaving the block sends all
+    submitted rows and waits for them, also when the block raised. When that is cancelled, it
+    cancels rows that were not sent, and waits for those in flight.
     """
 
     node: Node
@@ -86,7 +87,7 @@ class BatchAppender:
         )
         self._batch: list[_Row] = []
         self._linger: asyncio.TimerHandle | None = None
-        # batches on their way, and those that wait for a slot
+        # batches in flight, and those that wait for a slot
         self._sending: set[asyncio.Task[None]] = set()
         self._is_open = False
         self._given_up = asyncio.Event()
@@ -94,11 +95,11 @@ class BatchAppender:
 
     @property
     def statistics(self) -> AppenderStatistics:
-        """What it did so far, and what it holds now."""
+        """The inserts so far, and the bytes held now."""
         return AppenderStatistics(self._batches, self._rows, self._room.held_bytes)
 
     async def __aenter__(self) -> Self:
-        """Begin to take rows. Raises `CollectionNotFound`."""
+        """Start accepting rows. Raises `CollectionNotFound`."""
         self.node.collection(self.collection)
         self._is_open = True
         self._given_up = asyncio.Event()
@@ -106,23 +107,25 @@ class BatchAppender:
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._is_open = False
-        self._room.changed.wake()  # who waits for room is refused
+        self._room.changed.wake()  # callers that wait for room are refused
         if not issubclass(kind or Exception, Exception):
             self._given_up.set()
         await outlast(self.flush(), on_cancel=self._given_up.set)
 
     async def append(self, row: Mapping[str, object]) -> AppendedRow:
-        """Submit a row and return when it is durable; raises what `submit` and its insert raise."""
+        """Submit a row and return when it is durable; raises the errors of `submit` and of the
+        insert.
+        """
         return await (await self.submit(row))
 
     async def submit(self, row: Mapping[str, object]) -> asyncio.Future[AppendedRow]:
         """Add a row, once at most `pending_bytes_max` bytes are pending with it, and return a
         future of its outcome.
 
-        First come, first served. A call cancelled while it waits, and a row whose future is
-        cancelled before it is sent, never were. The row is copied, lists and structs in it are not.
-        Raises `TooLarge` for a row without room, `OnShutdown` outside of the block,
-        `InvalidArgument`.
+        Calls wait first come, first served. A call cancelled while it waits submits nothing; a row
+        whose future is cancelled before it is sent is not written. The row is copied, but lists and
+        structs in it are not. Raises `TooLarge` for a row over `pending_bytes_max`, `OnShutdown`
+        outside of the block, and `InvalidArgument`.
         """
         if not isinstance(row, Mapping):
             raise InvalidArgument(
@@ -136,13 +139,13 @@ class BatchAppender:
                 "pending_bytes_max"
             )
         if not self._batch:
-            await asyncio.sleep(0)  # a loop that submits without a pause gives way once a batch
+            await asyncio.sleep(0)  # a loop without a pause lets other tasks run once a batch
         self._make_room(size_bytes)
         await self._room.take(size_bytes, check=lambda: self._make_room(size_bytes))
         if self._batch_bytes + size_bytes > self.bytes_max:
             self._end_batch()
         loop = asyncio.get_running_loop()
-        self._batch.append((cells, told := loop.create_future()))
+        self._batch.append((cells, outcome := loop.create_future()))
         self._batch_bytes += size_bytes
         if len(self._batch) >= self.rows_max or self._batch_bytes >= self.bytes_max:
             self._end_batch()
@@ -150,11 +153,12 @@ class BatchAppender:
             self._linger = loop.call_later(
                 self.linger_s, self._end_batch, self.batches_in_flight_max
             )
-        return told
+        return outcome
 
     async def flush(self) -> None:
-        """Send every row submitted before the call, and return when all of them are told; raises
-        none of their errors.
+        """Send every row submitted before the call, and return when all of them have an outcome.
+
+        The errors of rows are raised by their futures, not here.
         """
         self._end_batch()
         if self._sending:
@@ -167,11 +171,11 @@ class BatchAppender:
                 "appender`"
             )
         if self._room.held_bytes + size_bytes > self.pending_bytes_max:
-            self._end_batch()  # what lingers takes the room
+            self._end_batch()  # the lingering batch holds room
 
     def _end_batch(self, sending_max: float = inf) -> None:
         if len(self._sending) >= sending_max:
-            return  # it goes when one of them ends
+            return  # the end of one of them sends it
         if self._linger is not None:
             self._linger.cancel()
         if self._batch:
@@ -194,48 +198,50 @@ class BatchAppender:
         try:
             async with self._slots:
                 while parts and not self._given_up.is_set():
-                    # without those that were cancelled
+                    # skip cancelled rows
                     if rows := [row for row in parts.pop() if not row[1].done()]:
                         parts += await self._insert(rows)
         finally:
-            for _, told in batch:
-                told.cancel()  # who was not told was given up
+            for _, outcome in batch:
+                outcome.cancel()  # rows without an outcome were abandoned
             self._room.give_back(size_bytes)
 
     async def _insert(self, rows: Sequence[_Row]) -> Sequence[Sequence[_Row]]:
-        """Insert rows and tell each of them; return the halves, the first one last, of those
-        refused for what is in one.
+        """Insert rows and complete their futures.
+
+        If the insert is refused as invalid, returns the rows in two halves to try, the first half
+        last.
         """
         try:
             batch = await self.node.insert(
                 self.collection, [cells for cells, _ in rows], partition=self.partition
             )
-        except Exception as error:  # noqa: BLE001 - a task's border: the error is the callers'
+        except Exception as error:  # noqa: BLE001 - a task's border: the futures raise the error
             if len(rows) > 1 and isinstance(error, InvalidArgument):
                 return rows[len(rows) // 2 :], rows[: len(rows) // 2]
-            for told in (told for _, told in rows if not told.done()):
-                told.set_exception(error)
+            for outcome in (outcome for _, outcome in rows if not outcome.done()):
+                outcome.set_exception(error)
             return ()
         self._batches, self._rows = self._batches + 1, self._rows + len(rows)
         has_offsets = not (batch.spooled or batch.groups) and len(batch.row_offsets) == 1
         first = next(iter(batch.row_offsets.values()))[0] if has_offsets else None
-        for index, (_, told) in enumerate(rows):
-            if not told.done():
-                told.set_result(AppendedRow(None if first is None else first + index, batch))
+        for index, (_, outcome) in enumerate(rows):
+            if not outcome.done():
+                outcome.set_result(AppendedRow(None if first is None else first + index, batch))
         return ()
 
 
 @dataclass(eq=False, repr=False)
 class ParallelConsumer:
-    """Has up to `workers` messages of an open reader worked off at a time:
+    """Processes up to `workers` messages of an open reader at a time:
     `await ParallelConsumer(reader, work).run()`.
 
-    Messages of one key are worked off one after the other, in order, others side by side. The key
-    is `key(message)`; without `key`, each of its vchannels is one: what concerns several comes
-    after everything before it on each of them, a tick after everything. At most `in_flight_max`
-    messages are held, from the oldest not worked off to the newest. A named reader is acknowledged
-    up to the oldest, `ack_interval_s` seconds after that moved on, and at the end; the rest comes
-    again.
+    Messages of one key are processed one after the other, in order; messages of different keys run
+    concurrently. The key is `key(message)`. Without `key`, each vchannel of a message is a key: a
+    message on several vchannels waits for all earlier ones on each of them, and a tick waits for
+    all earlier messages. At most `in_flight_max` messages are held, from the oldest unprocessed one
+    to the newest. A named reader is acknowledged up to the oldest unprocessed message,
+    `ack_interval_s` seconds after that moved, and at the end; the rest is delivered again.
     """
 
     reader: CollectionReader
@@ -254,22 +260,22 @@ class ParallelConsumer:
         )
         self._slots = asyncio.Semaphore(self.workers)
         self._ended = Signal()
-        self._wait: anyio.CancelScope  # of each look for a message
-        # whether each is worked off
+        self._wait: anyio.CancelScope  # the scope of the current wait for a message
+        # whether each message is processed, in their order
         self._in_flight: OrderedDict[ReadMessage, bool] = OrderedDict()
         self._newest: dict[Hashable, asyncio.Task[None]] = {}  # by key, until it ends
-        # to be acknowledged at `_ack_at_s` of the event loop's clock
+        # the message to be acknowledged at `_ack_at_s` of the event loop's clock
         self._worked_off: ReadMessage | None = None
         self._ack_at_s = inf
         self._has_run = False
         self._failure: BaseException | None = None
 
     async def run(self) -> None:
-        """Work until the reader ends and everything is worked off; once.
+        """Run until the reader ends and everything is processed; it runs only once.
 
-        The first error of `work`, `key` or the reader is raised as it is when all work under way
-        has ended; no other begins. Cancelling it cancels the work. Each time, what was worked off
-        before the first message that was not is acknowledged.
+        After the first error of `work`, `key` or the reader no more work begins; the error is
+        raised unchanged when all work under way has ended. Cancelling the call cancels the work.
+        In every case, all messages before the first unprocessed one are acknowledged.
         """
         if self._has_run:
             raise InvalidArgument("a consumer runs once — open the reader again, and make another")
@@ -279,7 +285,7 @@ class ParallelConsumer:
                 try:
                     await self._read(tasks)
                 except Exception as error:  # noqa: BLE001
-                    # raised below: the group would cancel the work under way
+                    # raised below: raised here, it would make the group cancel the work under way
                     self._fail(error)
         finally:
             await outlast(self._ack())
@@ -355,13 +361,13 @@ async def append_with_retry(
     attempts_max: int | None = None,
     exact: bool = False,
 ) -> T:
-    """Return what a call of a node returns, tried again while its error is `retryable` "yes", with
+    """Return the result of a call of a node; retry it while its error is `retryable` "yes", with
     pauses of up to 5 s.
 
-    `exact` says that repeating it cannot write twice, as a producer's write with a `sequence`: then
-    "indeterminate" is tried again, too. No pause begins after `timeout_s` seconds or `attempts_max`
-    tries. Raises the last error, or that of a try which may have taken place, with the last as its
-    cause. stamina's hooks hear of each pause.
+    `exact` means that a repeated call cannot write twice, as with a producer's `sequence`; then
+    "indeterminate" is retried too. No retry begins after `timeout_s` seconds or `attempts_max`
+    attempts. Raises the last error. If an earlier attempt was indeterminate, raises that error,
+    with the last one as its cause. stamina calls its hooks before each pause.
     """
     _check(timeout_s=timeout_s, attempts_max=1 if attempts_max is None else attempts_max)
     doubts: list[Exception] = []
@@ -384,7 +390,7 @@ async def append_with_retry(
 
 
 def _bytes_of(value: object) -> int:
-    """Return about what a value takes in a batch, at most."""
+    """Return about the most bytes that a value takes in a batch."""
     if isinstance(value, str):
         return _CELL_BYTES + len(value) * (1 if value.isascii() else 4)
     if isinstance(value, (dict, list, tuple)):

@@ -1,11 +1,12 @@
-"""From a topic into a collection, exactly once: bodies that are Arrow IPC streams or JSON objects
-become rows.
+"""The bridge from a topic into a collection, exactly once: bodies that are Arrow IPC streams or
+JSON objects become rows.
 
-A batch of messages is one write of a named producer, and its sequence is the id of the last one:
-ids of a topic are never used again. So the producer says where to go on, whatever the group has
-acknowledged. Messages that do not fit go to the topic `<topic>.dead`; before, the producer notes
-from which of them on, and behind which letter, so that after a crash between the two the letters
-that are there are found, and not sent twice.
+A batch of messages is one write of a named producer. Its sequence is the id of the last message,
+because ids of a topic are never reused. So the producer's last sequence says where to go on,
+whatever the group has acknowledged. Messages that do not fit go to the topic `<topic>.dead`, as
+dead letters. Before these are sent, the bridge stores in the producer's note the id of the first
+such message and the id of the newest letter. After a crash in between, it finds the letters that
+were sent after that one, and does not send them twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,29 +45,28 @@ if TYPE_CHECKING:
     from streamingnode.writing.producer import Producer
 
 MESSAGES_MAX = 1_000
-"""Of one write."""
+"""The most messages of one write."""
 WAIT_S = 60.0
-"""How long the bridge waits before it asks again."""
+"""How long one call waits for messages."""
 DEAD_BYTES = 1 << 20
-"""About so many bytes of dead letters go in one call."""
+"""About the most bytes of dead letters in one call."""
 ROWS_BYTES_MAX = 128 << 20
-"""Of the rows of one body, and about of those that are made before some are written."""
+"""The most bytes of one body's rows, and about the most rows in memory before some are written."""
 CONTESTS_MAX = 10
-"""So often in a row the bridge takes its messages back from other consumers of its group."""
+"""How often in a row the bridge takes its messages back from other consumers of its group."""
 
 _UNFIT = (
     *(SchemaMismatch, InvalidArgument, TooLarge),
     *(msgspec.DecodeError, UnicodeDecodeError, RecursionError),
     *(pa.ArrowException, OSError),
 )
-"""What a body raises that has no rows for the collection."""
+"""The errors of a body that has no rows for the collection."""
 
 
 class BridgeReport(msgspec.Struct):
-    """What a bridge brought since it was started: messages, their rows, and those that went to the
-    dead letters.
+    """The progress of a bridge since its start: messages, their rows, and dead letters.
 
-    All up to `last_id` are done.
+    All messages up to `last_id` are done.
     """
 
     messages: int = 0
@@ -76,7 +76,7 @@ class BridgeReport(msgspec.Struct):
 
 
 class _Fitted(NamedTuple):
-    """A message, and its rows, or why it has none."""
+    """A message with its rows, or with the reason why it has none."""
 
     message: ConsumerMessage
     batches: list[pa.RecordBatch]
@@ -92,34 +92,34 @@ async def bridge(
     once: bool = False,
     on_progress: Callable[[BridgeReport], None] = lambda _: None,
 ) -> BridgeReport:
-    """Bring the messages of a topic into a collection, each exactly once, in order, until
+    """Insert the messages of a topic into a collection, each exactly once, in order, until
     cancelled.
 
-    A body is a plain Arrow IPC stream or one JSON object. One that does not fit goes to the topic
-    `<topic>.dead`, with `error`, `topic`, `id` and `bridge` in its properties; of a body too large
-    for that `left_out_bytes` tells the size. It may be stopped at any point, also by a crash, and
-    goes on when it is called again. `name` is that of its consumer group and its producer,
-    `bridge.<topic>.<collection>` by default; who starts it again fences the one before. With `once`
-    it returns when the topic is drained.
+    A body is a plain Arrow IPC stream or one JSON object. A message that does not fit goes to the
+    topic `<topic>.dead`, with `error`, `topic`, `id` and `bridge` in its properties; a body that is
+    too large for that is left out, and `left_out_bytes` is its size. The bridge may be stopped at
+    any point, also by a crash, and goes on when it is called again. `name` is the name of its
+    consumer group and its producer, `bridge.<topic>.<collection>` by default; starting it again
+    fences the previous one. With `once` it returns when the topic is drained.
 
     Raises `TopicNotFound`, `CollectionNotFound`, `ProducerFenced`, `Overloaded` while others
-    consume from its group, and as `MessageQueue` and `Producer` do. After `Indeterminate` it goes
-    on by itself.
+    consume from its group, and the errors of `MessageQueue` and `Producer`. After `Indeterminate`
+    it goes on by itself.
     """
     name = check_name("producer", f"bridge.{topic}.{collection}" if name is None else name)
-    # now, and not when the first letter is to go there
+    # check the name now, before the first dead letter needs it
     check_topic_name("topic", f"{topic}{DEAD_SUFFIX}")
     report = BridgeReport()
     while True:
         crossing = _Crossing(node, topic, collection, name, report)
-        # the producer knows what became of it, once it is opened again
+        # the producer has the outcome once it is opened again
         with suppress(Indeterminate):
             await crossing.run(once=once, on_progress=on_progress)
             return report
 
 
 def _arrow_rows(body: bytes, schema: pa.Schema) -> pa.Table:
-    """Return the rows of an Arrow IPC stream, of which a few bytes must not become gigabytes."""
+    """Return the rows of an Arrow IPC stream; refuses a few bytes that would become gigabytes."""
     for message in pa.ipc.MessageReader.open_stream(body):
         if message.type != "schema" and (
             message.type != "record batch" or is_compressed(message.metadata)
@@ -129,8 +129,8 @@ def _arrow_rows(body: bytes, schema: pa.Schema) -> pa.Table:
             )
     rows = pa.ipc.open_stream(body).read_all()
     for field in rows.schema:
-        # Of these any number may lie in the same few bytes, or in none; of a column of nulls as
-        # many as there are rows.
+        # Any number of values of these types may share a few bytes, or need none. A plain column of
+        # nulls is allowed: it has one value for each row.
         kinds = pt.is_null, pt.is_string_view, pt.is_binary_view, pt.is_run_end_encoded
         if not pt.is_null(field.type) and any(has_leaf(field.type, each) for each in kinds):
             raise InvalidArgument(
@@ -144,13 +144,13 @@ def _arrow_rows(body: bytes, schema: pa.Schema) -> pa.Table:
 
 
 def _is_json(body: bytes) -> bool:
-    """Whether a body is meant to be JSON: an Arrow IPC stream never begins as a value does."""
+    """Whether a body is meant to be JSON: an Arrow IPC stream never begins like a JSON value."""
     return body.lstrip()[:1] in (b"{", b'"', b"[")
 
 
 class _Crossing:
-    """One opening of a bridge: it goes on where the producer is, and fences whoever had the bridge
-    before.
+    """One opening of a bridge: it goes on after the producer's last write, and fences the previous
+    opening.
     """
 
     def __init__(
@@ -169,12 +169,12 @@ class _Crossing:
         self._next_id = 0
         self._behind = -1
         self._sent: set[int] = set()
-        """Messages whose dead letters an earlier opening sent, when it did not come to acknowledge
-        them.
+        """Messages whose dead letters an earlier opening sent without acknowledging the
+        messages.
         """
 
     async def run(self, *, once: bool, on_progress: Callable[[BridgeReport], None]) -> None:
-        """Bring messages until cancelled, or with `once` until there are no more."""
+        """Insert messages until cancelled, or with `once` until there are no more."""
         with suppress(AlreadyExists):
             await self._mq.create_consumer_group(self._topic, self._name)
         producer = await self._node.producer(self._name)
@@ -198,9 +198,7 @@ class _Crossing:
                     on_progress(self._report)
 
     def _fit(self, messages: Sequence[ConsumerMessage]) -> list[_Fitted]:
-        """Make rows of messages, in a thread: of the first ones, as many as there is room for in
-        memory.
-        """
+        """Decode the first messages to rows, as many as may be in memory; runs in a thread."""
         fitted = list[_Fitted]()
         size_bytes = 0
         for message in messages:
@@ -222,7 +220,7 @@ class _Crossing:
         return [self._decode(body)] if _is_json(body) else _arrow_rows(body, self._shape.schema)
 
     def _reason(self, body: bytes, error: Exception) -> str:
-        """Return why a body makes no row."""
+        """Return the reason why a body has no rows."""
         is_undecoded = isinstance(error, msgspec.DecodeError | UnicodeDecodeError)
         mistake = mistake_in(body, self._shape.schema) if is_undecoded else None
         if mistake is None:
@@ -243,18 +241,18 @@ class _Crossing:
         return info.groups[self._name].current_id
 
     async def _go_to(self, message_id: int) -> None:
-        """Have the messages from here on come to this bridge, also those that other consumers
-        hold.
+        """Move the group to `message_id`, so that also messages that other consumers hold come to
+        this bridge.
         """
         await self._mq.force_seek(self._topic, self._name, message_id)
         self._next_id = await self._current_id()
 
     async def _take(self, consumer: Consumer, *, once: bool) -> list[ConsumerMessage]:
-        """Return the next messages, none of them left out: a sequence says that all before it are
-        done.
+        """Return the next messages without a gap: the sequence of a write means that all messages
+        before it are done.
 
-        Another bridge of the name, fenced by now, may have taken some on its way out. None with
-        `once` at the end.
+        Another bridge of the name, fenced by now, may have taken some of them; then the group is
+        moved back. Returns an empty list at the end, with `once`.
         """
         contests = 0
         while contests <= CONTESTS_MAX:
@@ -282,17 +280,17 @@ class _Crossing:
     async def _bury(self, producer: "Producer", run: Sequence[_Fitted]) -> None:
         first_id = run[0].message.message_id
         await self._mq.create_topic(self._dead)
-        # else letters of this run may be where the last note says
+        # otherwise letters of this run may already lie above the id in the last note
         if first_id > max(self._sent, default=0):
             self._behind = await self._mq.get_latest_msg(self._dead)
-        # Letters of messages from `first_id` on are sent next, and are above `_behind` in their
-        # topic.
+        # The letters of messages from `first_id` on are sent after this note, with ids above
+        # `_behind` in their topic.
         await producer.put_note(msgspec.msgpack.encode((first_id, self._behind)))
         unsent = [self._letter(each) for each in run if each.message.message_id not in self._sent]
         for letters in parts_within(unsent, DEAD_BYTES):
             try:
                 await self._mq.produce(self._dead, letters)
-            except TooLarge:  # with its error, or over a connection, where a call takes less
+            except TooLarge:  # the error adds to the size, and a connection has a lower limit
                 await self._mq.produce(self._dead, [_without_body(letter) for letter in letters])
             self._report.dead += len(letters)
 
@@ -308,7 +306,7 @@ class _Crossing:
         )
 
     async def _letters(self, behind: int) -> set[int]:
-        """Return which messages have a dead letter of this bridge behind that id."""
+        """Return the ids of messages with a dead letter of this bridge above the id `behind`."""
         dead = (await self._mq.info()).get(self._dead)
         found = set[int]()
         for letter_id in range(max(behind + 1, dead.begin_id), dead.end_id + 1) if dead else ():

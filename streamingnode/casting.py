@@ -1,8 +1,8 @@
-"""Arrow arrays: cast so that every value stays as it was, and bare of what is no value. No I/O.
+"""Exact casts of Arrow arrays, and arrays without hidden slots. No I/O.
 
-Arrow's casts and checks look at every slot of an array, also where the list or struct around it is
-null, or where a slice ends. They take no dictionary apart inside of others. Here they get values
-alone.
+Arrow's casts and checks look at every slot of an array, also under a null list or struct and beyond
+the end of a slice. They do not decode dictionaries inside other arrays. The functions here give
+them only the values.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,15 +27,15 @@ from streamingnode.schema import (
 
 
 def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
-    """Return the array in another type, every value as it was, or a float next to it.
+    """Return the array in another type with every value unchanged; only floats may round to the
+    nearest.
 
-    What lies under a null is no value. Raises `pa.ArrowInvalid` for a value that the type does not
-    hold.
+    Slots under a null are ignored. Raises `pa.ArrowInvalid` for a value that `target` cannot hold.
     """
     if array.type == target:
         return array
     array = bare(array, _decoded)
-    # Arrow refuses to make decimals of integers unless any integer would fit
+    # Arrow casts integers to a decimal only if every integer fits, so it goes by the widest decimal
     if has_leaf(target, pt.is_decimal):
         array = array.cast(with_leaves(target, _widest_decimal))
     cast = array.cast(target)
@@ -49,14 +49,13 @@ def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
 
 
 def bare(array: Any, change: Callable[[AnyArray], AnyArray] = lambda values: values) -> AnyArray:
-    """Return the array without what no row has, and with `change` done to arrays that hold no
-    others.
+    """Return the array without hidden slots, and with `change` applied to its leaf arrays.
 
-    Under a null list or struct, and beyond a slice of lists, anything may lie. It is null in the
-    result, or gone. An array that has no such thing is returned as it is. The bytes of values are
-    not touched, so that they may be unsound as yet.
+    Slots under a null list or struct, and beyond a slice of lists, may hold anything. In the result
+    they are null or removed. An array without hidden slots is returned as it is. The bytes of
+    values are not read, so they need not be validated before.
 
-    Raises `pa.ArrowInvalid` for offsets of lists that are unsound.
+    Raises `pa.ArrowInvalid` for invalid offsets of lists.
     """
     if pt.is_struct(array.type):
         return _bare_struct(array, change)
@@ -105,24 +104,24 @@ def _bare_list(array: Any, change: Callable[[AnyArray], AnyArray]) -> AnyArray:
 
 
 def _without(values: AnyArray, hidden: AnyArray | None) -> AnyArray:
-    """Return the values with null where they are hidden, without a look at them."""
+    """Return the values with null where they are hidden, without reading them."""
     if hidden is None:
         return values
-    if isinstance(values, pa.RunEndEncodedArray):  # which has no nulls of its own
+    if isinstance(values, pa.RunEndEncodedArray):  # it has no validity bitmap
         values.validate(full=True)
         values = pc.run_end_decode(values)  # type: ignore[attr-defined]  # stubs lack it
     return pa.StructArray.from_arrays([values], ["hidden"], mask=hidden).flatten()[0]
 
 
 def _decoded(array: AnyArray) -> AnyArray:
-    """Return values that are encoded as they are."""
+    """Return the values of an encoded array as a plain array."""
     if isinstance(array, pa.RunEndEncodedArray):
         runs = pc.run_end_decode(array)  # type: ignore[attr-defined]  # stubs lack it
         return bare(runs, _decoded)
     if not isinstance(array, pa.DictionaryArray):
         return array
     kind = array.type.value_type
-    # as Polars makes them, and Arrow takes none apart
+    # Polars makes dictionaries of views, which Arrow cannot decode
     if pt.is_string_view(kind) or pt.is_binary_view(kind):
         plain = array.dictionary.cast(pa.string() if pt.is_string_view(kind) else pa.binary())
         array = pa.DictionaryArray.from_arrays(array.indices, plain)
@@ -146,7 +145,7 @@ def converts_exactly(source: pa.DataType, target: pa.DataType) -> bool:
         return True
     if is_list(target):
         return is_list(source) and converts_exactly(source.field(0).type, target.field(0).type)
-    # Arrow's cast finds fields by name; each has to be there once, in any order
+    # Arrow's cast finds fields by name; each must exist exactly once, in any order
     if pt.is_struct(target):
         given = (
             {field.name: field.type for field in child_fields(source)}
@@ -182,9 +181,7 @@ def _widest_decimal(kind: pa.DataType) -> pa.DataType:
 
 
 def leaves(array: AnyArray) -> Iterator[AnyArray]:
-    """Yield the arrays of values that hold no others, in the order of their names, without what is
-    under a null.
-    """
+    """Yield the leaf arrays in the order of their names, without the slots under a null."""
     if is_list(array.type):
         yield from leaves(pc.list_flatten(array))
     elif pt.is_struct(array.type):

@@ -1,9 +1,8 @@
-"""One pchannel for as long as its node is open: its WAL, what readers hold on to, and the
-interceptors of each term.
+"""One pchannel of an open node: its WAL, its readers' parts, and the interceptors of each term.
 
-What belongs to a term is thrown away whole and built anew by the code that opens a node; log, live
-tail and scanners stay: a scanner that tailed finds the tail restarted, returns to the log at its
-own position, and misses and repeats nothing.
+The parts of a term are discarded together and built again by the code that opens a node. The log,
+the live tail and the scanners stay: a scanner at the tail finds it restarted, returns to the log at
+its own position, and misses and repeats nothing.
 """
 
 import asyncio
@@ -52,7 +51,7 @@ from wal.timetick import TickAllocator
 
 
 class ChannelTerm:
-    """What a channel has in one term only: the interceptors around its log and the workers that
+    """The parts of a channel for one term: the interceptors around its log and the workers that
     append to it.
     """
 
@@ -68,7 +67,7 @@ class ChannelTerm:
         pending = channel.pending
         confirmed_tick = first_tick.time_tick
         self.checkpoint = checkpoint
-        """What the term was rebuilt from."""
+        """The checkpoint that the term was rebuilt from."""
         self.transactions = TxnInterceptor(
             config.txn,
             pending.transactions,
@@ -117,7 +116,7 @@ class ChannelTerm:
         self.close = chain.close
 
     async def work(self, append: Append, failed: Callable[[], Awaitable[None]]) -> None:
-        """Run the workers until the store has failed; raises what a worker raises, as it is."""
+        """Run the workers until the store has failed; raises a worker's error unchanged."""
         over = asyncio.Event()
         workers = Supervisor(lambda _: over.set())
 
@@ -136,14 +135,15 @@ class ChannelTerm:
                 await workers.stop()
 
     def end(self) -> None:
-        """Let nobody wait for a tick of this term, nor give one out; idempotent."""
+        """Fail all waits for a tick of this term, and allocate no more; idempotent."""
         self.acks.end()
         self.transactions.end()
 
 
 class StateInTerm:
-    """The map of state of a store whose log is reopened after a failed write: a change that this
-    left open is made again in the next term.
+    """The state map of a store whose log is reopened after a failed write.
+
+    If a failed write leaves a change open, the next term makes it again.
     """
 
     def __init__(self, state: StateMap, wal: Wal) -> None:
@@ -198,11 +198,11 @@ class Channel:
         self.read = self.scanners.open
         self.state = StateInTerm(store.state, self.wal)
         self.term: ChannelTerm
-        """The present term or the last one."""
+        """The current term, or the last one."""
         self._cutting = asyncio.Lock()
 
     async def open(self) -> None:
-        """Open the first term. Raises what recovery and the log raise; nothing is left open
+        """Open the first term. Raises the errors of recovery and of the log; nothing is left open
         then.
         """
         await self.producers.load()
@@ -224,7 +224,7 @@ class Channel:
         failpoint("recovery.state_rebuilt")
         term = ChannelTerm(self, checkpoint, found, first_tick, end)
         if hasattr(self, "term"):
-            # one may be on its way in an append that waits
+            # an append that still waits may have an id of the previous term
             term.shards.skip_ids_below(self.term.shards.next_id)
             term.transactions.go_on_from(self.term.transactions)
         self.term = term
@@ -238,12 +238,12 @@ class Channel:
         return self.term.shards.catalog
 
     def live(self) -> dict[int, str]:
-        """Return the names of the collections that exist, by id."""
+        """Return the names of the live collections, by id."""
         return {info.id: info.name for info in self.catalog.collections()}
 
     def check_live(self, info: CollectionInfo) -> CollectionInfo:
-        """Return a collection as it is now. Raises `CollectionNotFound` when it was dropped since
-        it was looked up.
+        """Return the current state of a collection. Raises `CollectionNotFound` when it was dropped
+        since `info` was read.
         """
         try:
             return self.catalog.live(info.id)
@@ -254,12 +254,12 @@ class Channel:
             ) from None
 
     async def consistent_tick(self, collections: Iterable[str] = ()) -> int:
-        """Return a tick that no append acknowledged before the call is above; readers reach it
+        """Return a tick at or above every append acknowledged before the call; readers reach it
         without new writes.
 
-        For some `collections` that is the tick of the last message of them, which may be long ago.
+        With `collections`, it is the tick of their last change, which may be long ago.
         """
-        # a client may give any number of them
+        # a client may name one any number of times
         infos = map(self.catalog.collection_by_name, dict.fromkeys(collections))
         vchannels = [vchannel for info in infos for vchannel in info.vchannels]
 
@@ -272,8 +272,8 @@ class Channel:
         return await self.wal.in_term(ask)
 
     async def find_position(self, policy: DeliverPolicy) -> ReaderPosition:
-        """Return where a policy starts. Raises `Truncated`, and `InvalidArgument` for what is yet
-        to come.
+        """Return the start of a policy. Raises `Truncated`, and `InvalidArgument` for a tick in the
+        future.
         """
         self.check_passed(policy.at)
         async with self.read(policy) as scanner:
@@ -282,23 +282,21 @@ class Channel:
             )
 
     def check_passed(self, *bounds: object) -> None:
-        """Raise `InvalidArgument` when a tick to start after, or to end with, is yet to come."""
-        newest = self.ticks.allocate()  # above all that were given out
+        """Raise `InvalidArgument` when a tick to start after, or to end with, is in the future."""
+        newest = self.ticks.allocate()  # above all allocated ticks
         latest = max((bound for bound in bounds if isinstance(bound, int)), default=0)
         if latest > newest:
-            advice = (
-                "end with a tick that was given already, and start at the end for what is to come"
-            )
+            advice = "end with a tick that has passed, and start at the end for messages to come"
             raise InvalidArgument(f"tick {latest} is yet to come, it is {newest} now — {advice}")
 
     async def request_cut(self) -> int:
-        """Cut if there is something to cut; return the number of the cut that covers all before the
-        call, 0 for none ever.
+        """Make a cut if anything changed; return the number of the cut that covers everything
+        before the call, 0 while there is none.
 
-        Requests that come together share one cut. A cut whose write fails is looked for when the
-        log is back, and asked for again if it is not there. Raises as an append does.
+        Concurrent requests share one cut. After a failed write the cut is looked up when the log is
+        back, and appended again if the log lacks it. Raises as an append does.
         """
-        # outside the lock: inside it, each would wait its whole bound after those before it
+        # Wait outside the lock: inside it, the waits of several callers would add up.
         await self.wal.wait_back()
         async with self._cutting:
             return await self.wal.in_term(self._cut)
@@ -314,8 +312,9 @@ class Channel:
         return term.shards.state.cut_number
 
     async def save_producers(self, tick: int) -> bytes:
-        """Return the window as of a cut; encoded in a thread, because a full one takes longer than
-        the loop may be held.
+        """Return the encoded window as of a cut.
+
+        A thread encodes it, because a full window takes longer than the loop may be blocked.
         """
         await self.wal.wait_back()
         window = self.term.idempotency.window
@@ -324,36 +323,34 @@ class Channel:
         )
 
     async def outcome(self, stamp: ProducerStamp) -> AppendResult | None:
-        """Return what a write came to whose first try may be under way; None when it is not in the
-        log.
+        """Return the result of a write whose first attempt may be under way; None if it is not in
+        the log.
         """
         return await self.wal.in_term(lambda: self.term.idempotency.outcome(stamp))
 
     def check_producer(self, producer_id: int, epoch: int) -> None:
-        """Raise `ProducerFenced` unless this is the last opening of a producer, as far as anybody
-        was told of one.
-        """
+        """Raise `ProducerFenced` unless this is the last acknowledged opening of a producer."""
         known = self.term.idempotency.window.producers.get(producer_id)
         if known is None or known.epoch != epoch:
             raise ProducerFenced(epoch, None if known is None else known.epoch)
 
     def settle_client(self, client_id: int, sequence: int) -> None:
-        """Forget what a client was told: it asks for none of its writes below a sequence again."""
+        """Remove a client's results below `sequence`: it never repeats those writes."""
         self.term.idempotency.window.settle(client_id, sequence)
 
     async def close(self) -> None:
-        """Drain appends, then end the readers; the log stays the store's. Idempotent."""
+        """Drain appends, then end the readers; the store closes the log. Idempotent."""
         await self.wal.close()
         await self.scanners.close()
         self.tail.close()
 
 
 class FlushResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A cut: everything up to `tick` is in files. `segments` are those sealed since the cut before
-    it.
+    """A cut: everything up to `tick` is in files. `segments` are those sealed since the previous
+    cut.
 
-    They are as its manifest has them, paths relative to the node directory. `crc32c` is the
-    manifest's checksum: whoever holds it, as tables do, tells the cut from one of another history.
+    They are as in its manifest, with paths relative to the node directory. `crc32c` is the
+    manifest's checksum; tables keep it, to distinguish the cut from a cut of another history.
     """
 
     number: int
@@ -363,9 +360,7 @@ class FlushResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def flush(channel: Channel, flusher: Flusher) -> FlushResult:
-    """Make a cut, or find the newest one when there is nothing to cut, and return once it is in
-    files.
-    """
+    """Make a cut, or take the newest one when nothing changed, and return once it is in files."""
     number = await channel.request_cut()
     if not number:
         return FlushResult(number=0, tick=0)

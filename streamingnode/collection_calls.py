@@ -1,6 +1,4 @@
-"""What a program does with collections and partitions: the part of `Node` that makes, drops and
-describes them.
-"""
+"""The calls of `Node` that create, drop and describe collections and partitions."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -33,10 +31,10 @@ class CollectionCalls:
         if_not_exists: bool = False,
         timeout: float | None = None,
     ) -> Collection:
-        """Make a collection and return it, when that is durable.
+        """Create a collection and return it once it is durable.
 
-        Raises `AlreadyExists` for a name in use, unless `if_not_exists` and schema, primary key and
-        shards are the same; `SchemaMismatch` for a type that is not supported, and
+        Raises `AlreadyExists` for a name in use, unless `if_not_exists` is set and schema, primary
+        key and shards are the same; `SchemaMismatch` for an unsupported type, and
         `InvalidArgument`.
         """
         self._check_open()
@@ -49,7 +47,7 @@ class CollectionCalls:
     async def drop_collection(
         self, name: str, *, if_exists: bool = False, timeout: float | None = None
     ) -> None:
-        """Drop a collection with all its rows; ends open transactions on it. Raises
+        """Drop a collection with all its rows, and end the open transactions on it. Raises
         `CollectionNotFound`.
         """
         check_text("collection", name)
@@ -65,7 +63,7 @@ class CollectionCalls:
         if_not_exists: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Make a partition. Raises `AlreadyExists` unless `if_not_exists`, `CollectionNotFound`,
+        """Create a partition. Raises `AlreadyExists` unless `if_not_exists`, `CollectionNotFound`,
         `InvalidArgument`.
         """
         self._info(collection)

@@ -1,6 +1,4 @@
-"""Collections and partitions: what they are to callers, their definitions, and the changes of the
-catalog.
-"""
+"""Collections as callers see them, the definitions of new ones, and the checks of names."""
 
 import re
 from collections.abc import Sequence
@@ -13,17 +11,20 @@ from streamingnode.schema import check_schema, decode_schema
 from wal.errors import InvalidArgument, shown
 
 SHARDS_MAX = 256
-"""Shards of one collection; each costs every insert a message, and every cut a file."""
+"""The most shards of one collection; each adds a message to every insert, and a file to every
+cut.
+"""
 READ_COLLECTIONS_MAX = 1_024
-"""Collections of one reader; the name of a named reader lists them."""
+"""The most collections of one reader; the stored name of a named reader lists them."""
 NAME_CHARACTERS_MAX = 128
 _NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
 
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """A collection as it is now; `id` and `created_tick` tell it from an earlier one of the same
-    name.
+    """A collection as of the call that returned it.
+
+    `id` and `created_tick` distinguish it from an earlier collection of the same name.
     """
 
     id: int
@@ -36,7 +37,7 @@ class Collection:
 
 
 def collection_of(info: CollectionInfo) -> Collection:
-    """Return what callers see of a collection in the catalog."""
+    """Return a collection of the catalog as callers see it."""
     return Collection(
         id=info.id,
         name=info.name,
@@ -50,7 +51,7 @@ def collection_of(info: CollectionInfo) -> Collection:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a new collection is to be, once it is `checked`."""
+    """The definition of a new collection; valid once `checked` has returned."""
 
     name: str
     schema: pa.Schema
@@ -59,10 +60,10 @@ class Definition:
     partitions: Sequence[str]
 
     def checked(self) -> "Definition":
-        """Return it, of which nothing is taken for granted, as it is made. Raises `InvalidArgument`
-        or `SchemaMismatch`.
+        """Return the normalized definition after checking all of it. Raises `InvalidArgument` or
+        `SchemaMismatch`.
 
-        Blocks: looking a time zone up reads files.
+        Blocks: the lookup of a time zone reads files.
         """
         check_name("collection", self.name)
         shards = self.shards
@@ -85,7 +86,7 @@ class Definition:
 
 
 def check_text(kind: str, name: str) -> str:
-    """Return `name` if it may be looked up as that of a "collection" or whatever it is. Raises
+    """Return `name` if it is text, so that it can be looked up; `kind` is for the error. Raises
     `InvalidArgument`.
     """
     if not isinstance(name, str):
@@ -94,7 +95,7 @@ def check_text(kind: str, name: str) -> str:
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return `name` if a new "collection", "partition", "reader" or "producer" may carry it: in
+    """Return `name` if a new "collection", "partition", "reader" or "producer" may have it, safe in
     paths, URLs and tables.
 
     Raises `InvalidArgument`.

@@ -55,15 +55,14 @@ async def compose(
     observer: AppendObserver | None = None,
     brief: bool = False,
 ) -> Node:
-    """Open the node at `path` (None: in memory); `closing` closes what is open, also when this
+    """Open the node at `path` (None: in memory); `closing` closes everything opened, also when this
     raises.
 
-    `elapsed_ms` tells a leap of the clock `now_ms` from time that passed. A command has the node
-    for a `brief` time.
+    `elapsed_ms` distinguishes a jump of the clock `now_ms` from time that passed. `brief` means
+    that a command opens the node for a short time.
 
-    On the way out appends are refused first, those in flight end, readers end, the flusher stops
-    where it is (its work is done again from the log), and the directory is synced and released
-    last.
+    Closing refuses appends first. Then appends in flight end, readers end, and the flusher stops
+    (its work is repeated from the log). Last, the directory is synced and released.
     """
     store = await _open_store(path, config, brief=brief)
     closing.push_async_callback(store.close)
@@ -102,10 +101,10 @@ async def compose(
         log=log,
         tail=channel.tail,
         options=config.flush,
-        now_ms=ticks.now_ms,  # a leap that ticks do not follow does not make cuts old either
+        now_ms=ticks.now_ms,  # the clock of ticks: a jump of the system clock must not age cuts
         elapsed_ms=elapsed_ms,
         reader_floor=lambda: readers.lease(PCHANNEL),
-        # a lambda: of the term there is then
+        # a lambda, so that it uses the term at the time of the call
         on_kept_tick=lambda tick: channel.term.shards.state.forget_below(tick),  # noqa: PLW0108
         save_producers=channel.save_producers,
         log_is_back=channel.wal.wait_back,
@@ -114,7 +113,7 @@ async def compose(
     )
     flusher = Flusher(context, channel.term.checkpoint)
     closing.callback(channel.wal.stop_waiting)
-    topics = list[RocksMQ]()  # made when they are first used, or if there are some
+    topics = list[RocksMQ]()  # created at their first use, or now if the directory has some
 
     def make_topics() -> RocksMQ | None:
         if store.topic_store is not None:
@@ -135,12 +134,12 @@ async def compose(
     )
     backend = EmbeddedBackend(path, channel, flusher, readers, statistics, make_topics)
     if await store.state.scan(PREFIX):
-        _ = backend.mq  # retention works also where nobody uses them
+        _ = backend.mq  # so that retention runs even if no caller uses them
     if path is not None and config.serve.listen:
         backend.listener = listener = Listener(backend)
-        closing.push_async_callback(listener.close)  # of a node that does not open
+        closing.push_async_callback(listener.close)  # also if the node fails to open
         await listener.open(path)
-    # Last, so that opening does not wait behind the work that is found to be done.
+    # Start it last, so that opening does not wait for the work it finds.
     supervisor.spawn(flusher.run())
     supervisor.spawn(flusher.schedule.run(channel.request_cut))
     supervisor.spawn(flusher.reclaim_space(channel.request_cut))
@@ -155,8 +154,8 @@ async def compose(
 async def _open_monitor(
     config: NodeConfig, supervisor: Supervisor, closing: AsyncExitStack, *, brief: bool
 ) -> "Monitor | None":
-    """Answer monitors where that is asked for, once the directory is this node's own: the owner
-    before had the port, too.
+    """Open the monitor if it is configured. Call it once this node owns the directory: the previous
+    owner had the same port.
     """
     if not config.serve.http or brief:
         return None
@@ -194,7 +193,7 @@ async def _open_store(path: Path | None, config: NodeConfig, *, brief: bool) -> 
 async def _files_directory(
     path: Path | None, config: NodeConfig, closing: AsyncExitStack
 ) -> NodeDirectory:
-    """The directory of segments and cuts: the node's own, or a throw-away one for a node in
+    """The directory of segments and cuts: the node's own, or a temporary one for a node in
     memory.
     """
     if path is None:
@@ -212,7 +211,7 @@ async def _files_directory(
 def _tick_allocator(
     store: LogStore, log: Log, now_ms: Callable[[], int], elapsed_ms: Callable[[], int]
 ) -> TickAllocator:
-    """Return an allocator above everything an earlier term wrote or gave to a reader."""
+    """Return an allocator above every tick that an earlier term wrote or gave to a reader."""
 
     def tell_leap(ahead_ms: int) -> None:
         _log.warning("clock_leap_not_followed", ahead_s=ahead_ms // 1000)

@@ -1,5 +1,4 @@
-"""The settings of a node: one frozen object, put together from the parts' own limits and checked
-once.
+"""The settings of a node: one frozen object of all parts' limits, checked once.
 
 Defaults < a TOML file < `STREAMINGNODE_*` environment variables < arguments of `open_node`. A
 setting is named by its dotted path, as in `flush.schedule.interval_s`, or by an alias.
@@ -41,8 +40,8 @@ from wal.rocksmq.contract import MqOptions
 ENVIRONMENT_PREFIX = "STREAMINGNODE_"
 CONFIG_FILE_VARIABLE = "STREAMINGNODE_CONFIG"
 """Names the TOML file when no argument does."""
-TOKEN_FILE_VARIABLE = "STREAMINGNODE_TOKEN_FILE"  # noqa: S105 - where it is, not what it is
-"""Names the file with the token of commands for a node at an address."""
+TOKEN_FILE_VARIABLE = "STREAMINGNODE_TOKEN_FILE"  # noqa: S105 - a path, not a token
+"""Names the file with the token that commands use for a node at an address."""
 
 _NO_SETTINGS = frozenset(
     {CONFIG_FILE_VARIABLE, TOKEN_FILE_VARIABLE, failpoint.ENVIRONMENT_VARIABLE}
@@ -60,7 +59,7 @@ ALIASES = {
     "retention_s": "flush.retention.min_age_s",
     "traces": "serve.traces",
 }
-"""Short names for what people set most."""
+"""Short names of the most used settings."""
 
 FIXED = frozenset(
     {
@@ -72,8 +71,8 @@ FIXED = frozenset(
         "wal.group_messages_max",
     }
 )
-"""What the parts have besides settings: nobody can name it, a test gives it in the options object
-of a section.
+"""Fields of options objects that are not settings: only a test sets them, in the object of a
+section.
 """
 
 ZERO_IS_A_VALUE = frozenset(
@@ -89,16 +88,14 @@ ZERO_IS_A_VALUE = frozenset(
         "tail.capacity_bytes",
     }
 )
-"""Settings that may be 0: off, at once, or no limit. Every other number is above 0, and none is
-negative or infinite.
+"""Settings that may be 0: off, at once, or no limit. Every other number is above 0, and all are
+finite.
 """
 
 SECONDS_MAX = 100 * 365 * 86_400
-"""Longest time, a century: more does not fit what is reckoned with it, and fails late and far from
-the setting.
-"""
+"""Longest time, a century: a longer one would overflow later computations, far from the setting."""
 WHOLE_MAX = 1 << 50
-"""Largest count or size, a pebibyte: RocksDB and the log's headers keep a few times it in 64
+"""Largest count or size, a pebibyte: RocksDB and the log's headers store a few times that in 64
 bits.
 """
 GROUP_BYTES_MAX = 1 << 30
@@ -106,7 +103,7 @@ GROUP_BYTES_MAX = 1 << 30
 
 
 LogOptions = RocksOptions
-"""Where the log is, and its settings: a union of structs that are tagged by `log.kind`."""
+"""The log's settings: a union of structs, tagged by `log.kind`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,16 +122,14 @@ class TickOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteLimits:
-    """How much the writes of a node hold in memory; see `wal.queue.PendingBytes`."""
+    """How much memory the writes of a node hold; see `wal.queue.PendingBytes`."""
 
     pending_bytes_max: int = 512 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsOptions:
-    """What is measured beyond what costs next to nothing: interceptors take about 10 us for each
-    append group.
-    """
+    """Optional measurements; timing the interceptors costs about 10 us for each append group."""
 
     time_interceptors: bool = False
 
@@ -144,9 +139,9 @@ class ServeOptions:
     """Whether other processes reach the node at `node.sock` in its directory, and how many at a
     time.
 
-    `http` is the `HOST:PORT` at which monitors ask for its health and metrics, which on a host that
-    other machines reach is refused unless they are for anybody. `traces` makes spans for
-    OpenTelemetry, with the extra `otel`.
+    `http` is the `HOST:PORT` of its health and metrics. An address that other machines reach is
+    refused unless `http_for_anybody` is set. `traces` creates spans for OpenTelemetry, with the
+    extra `otel`.
     """
 
     listen: bool = True
@@ -158,9 +153,7 @@ class ServeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Every setting of a node; each section belongs to the part of that name, which documents
-    it.
-    """
+    """Every setting of a node; the part of a section's name documents it."""
 
     log: LogOptions = field(default_factory=RocksOptions)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
@@ -177,10 +170,10 @@ class NodeConfig:
     serve: ServeOptions = field(default_factory=ServeOptions)
     mq: MqOptions = field(default_factory=MqOptions)
     set_by: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """Where each setting that is not a default came from, by its dotted path."""
+    """The origin of each setting that is not a default, by its dotted path."""
 
     def origins(self) -> "tuple[Setting, ...]":
-        """Return every setting with its value and where that comes from, by name."""
+        """Return every setting with its value and origin, by name."""
         keys = sorted(_known_settings())
         return tuple(
             Setting(key, attrgetter(key)(self), self.set_by.get(key, DEFAULT_ORIGIN))
@@ -204,12 +197,11 @@ def load_config(
     environment: Mapping[str, str] | None = None,
     arguments: Mapping[str, object] | None = None,
 ) -> NodeConfig:
-    """Return the settings from all places that are given, later ones winning; reads `file`, so it
+    """Return the settings from all given sources; a later one overrides. Reads `file`, so it
     blocks.
 
-    `environment` is mostly `os.environ`, which `open_node` passes by itself. Raises
-    `InvalidArgument` for an unknown name, a value of the wrong type or out of range, and a file
-    that is not TOML.
+    `environment` is usually `os.environ`, which `open_node` passes. Raises `InvalidArgument` for an
+    unknown name, a value of the wrong type or out of range, and a file that is not TOML.
     """
     environment = environment or {}
     if file is None and environment.get(CONFIG_FILE_VARIABLE):
@@ -243,7 +235,7 @@ def _flatten_types(options: type, prefix: str = "") -> Iterator[tuple[str, objec
 
 
 def _flatten_sections(sections: Sequence[type], prefix: str) -> Iterator[tuple[str, object]]:
-    """Yield the settings of all kinds that a section can be of, and the one that names the kind."""
+    """Yield the settings of all kinds of a section, and the setting that names its kind."""
     structs = [section for section in sections if issubclass(section, msgspec.Struct)]
     kinds = tuple(each.__struct_config__.tag for each in structs)
     if kinds:
@@ -274,8 +266,8 @@ def _read_toml(file: Path) -> Mapping[str, object]:
 
 
 def _from_tables(tables: Mapping[str, object], origin: str, prefix: str = "") -> Iterator[Setting]:
-    """Yield settings from nested tables, and what is in the options object of a whole section,
-    fixed or not, as it is.
+    """Yield settings from nested tables; of an options object of a whole section, yield all fields
+    unchanged, also those that are not settings.
     """
     for name, value in tables.items():
         key = f"{prefix}{name}"
@@ -298,7 +290,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[Setting]:
     keys = {
         ENVIRONMENT_PREFIX + name.upper().replace(".", "_"): key for name, key in _names().items()
     }
-    # Kubernetes tells each container where services are, one that is called as this is, too.
+    # Kubernetes sets variables for each service, also for a service named like this program.
     services = [
         name.removesuffix("SERVICE_HOST") for name in environment if name.endswith("_SERVICE_HOST")
     ]
@@ -314,12 +306,12 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[Setting]:
 
 @cache
 def _names() -> Mapping[str, str]:
-    """Return the setting that each name means."""
+    """Return the dotted path for each name or alias."""
     return ALIASES | {key: key for key in _known_settings()}
 
 
 def _setting(name: str, keys: Mapping[str, str], value: object, origin: str) -> Setting:
-    """Return the setting that a name means, its value converted and checked. Raises
+    """Return the setting of a name, with its value converted and checked. Raises
     `InvalidArgument`.
     """
     if name not in keys:
@@ -340,7 +332,7 @@ def _setting(name: str, keys: Mapping[str, str], value: object, origin: str) -> 
     if isinstance(converted, (int, float)) and not isinstance(converted, bool):
         is_zero_fine = key in ZERO_IS_A_VALUE
         most = _most(key, converted)
-        # Comparing, unlike `math.isfinite`, also takes whole numbers that no float holds.
+        # A comparison, unlike `math.isfinite`, also works for integers beyond the range of floats.
         if not (0 < converted <= most or (converted == 0 and is_zero_fine)):
             least = "0 or more" if is_zero_fine else "more than 0"
             raise InvalidArgument(
@@ -352,6 +344,6 @@ def _setting(name: str, keys: Mapping[str, str], value: object, origin: str) -> 
 def _most(key: str, number: float) -> int:
     if key.endswith(("_ms", "_ms_default")):
         return SECONDS_MAX * 1000
-    if isinstance(number, float):  # the numbers with a fraction are seconds
+    if isinstance(number, float):  # settings of type float are seconds
         return SECONDS_MAX
     return GROUP_BYTES_MAX if key == "wal.group_bytes_max" else WHOLE_MAX

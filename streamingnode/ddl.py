@@ -26,20 +26,19 @@ FIRST_SCHEMA_VERSION = 1
 class CatalogChanges:
     """The changes of one node's catalog; lives on its event loop. Errors are those of `Node`.
 
-    One message for each vchannel, all at one tick. What a caller was told of is durable: the
-    catalog knows of changes that are still on their way to the disk, so whoever finds a change
-    already made waits until it is durable too. Under a `stamp`, a try that is repeated finds what
-    became of the first.
+    Each change is one message for each vchannel, all at one tick. The catalog already has changes
+    that are not durable yet, so a call that finds its change made waits until it is durable. A
+    repeated call with the same `stamp` returns the result of the first.
     """
 
     channel: Channel
-    """The node's, set by who inherits the changes."""
+    """The node's channel; the subclass sets it."""
 
     async def create_collection(
         self, definition: Definition, *, if_not_exists: bool, stamp: ProducerStamp | None = None
     ) -> CollectionInfo:
-        """Make a collection, or find one that will do, and return it as it was made or found.
-        Raises `AlreadyExists`.
+        """Create a collection, or with `if_not_exists` find one of the same definition, and return
+        it. Raises `AlreadyExists`.
         """
         if stamp is not None and (made := await self.channel.outcome(stamp)) is not None:
             return next(
@@ -47,8 +46,8 @@ class CatalogChanges:
                 for info in self.channel.catalog.collections(dropped=True)
                 if (info.name, info.created_tick) == (definition.name, made.time_tick)
             )
-        while True:  # once more for each time that others make it and drop it again meanwhile
-            catalog = self.channel.catalog  # a log that was reopened has another
+        while True:  # again each time that another call created it and dropped it meanwhile
+            catalog = self.channel.catalog  # a reopened log has a new catalog
             existing = next(
                 (info for info in catalog.collections() if info.name == definition.name), None
             )
@@ -66,7 +65,7 @@ class CatalogChanges:
                 if not if_not_exists:
                     raise
             else:
-                return created_collection(header, made.time_tick)  # the catalog may have it no more
+                return created_collection(header, made.time_tick)  # it may be dropped by now
 
     async def drop_collection(
         self, name: str, *, if_exists: bool, stamp: ProducerStamp | None = None
@@ -89,13 +88,13 @@ class CatalogChanges:
         if_not_exists: bool,
         stamp: ProducerStamp | None = None,
     ) -> None:
-        """Make a partition. Raises `AlreadyExists`, unless `if_not_exists`, and
+        """Create a partition. Raises `AlreadyExists`, unless `if_not_exists`, and
         `InvalidArgument`.
         """
 
         def create() -> AppendGroup:
             info = self.channel.catalog.collection_by_name(collection)
-            # the default partition is always there, and its name is none to give
+            # the default partition always exists, and its name is reserved
             if not (if_not_exists and partition == DEFAULT_PARTITION):
                 check_name("partition", partition)
             header = CreatePartitionHeader(
@@ -130,8 +129,10 @@ class CatalogChanges:
         stamp: ProducerStamp | None,
         passes: type[StreamingNodeError] | tuple[()],
     ) -> None:
-        """Append a change, unless an earlier try did. What an error that `passes` says was made
-        before is durable then.
+        """Append a change, unless an earlier attempt did.
+
+        An error that `passes` means that the change was made before; this returns once that is
+        durable.
         """
         if stamp is not None and await self.channel.outcome(stamp) is not None:
             return
@@ -168,7 +169,7 @@ def _on_each(
 
 
 def _check_same(existing: CollectionInfo, definition: Definition) -> None:
-    """Raise `AlreadyExists` unless the existing collection will do."""
+    """Raise `AlreadyExists` unless the existing collection has the same definition."""
     name = existing.name
     shards = len(existing.vchannels)
     theirs = decode_schema(existing.schema)

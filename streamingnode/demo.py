@@ -1,7 +1,8 @@
-"""The main job on real input: this machine's processes, in checked Spark tables and a picture.
+"""A demo on real input: samples of this machine's processes go to Spark tables, which are checked
+and drawn.
 
-The node lives in a process of its own, the sampler, which is killed in the middle and started
-again. It says on its standard output what it is about to write, and what was acknowledged. The
+The node runs in a process of its own, the sampler, which is killed in the middle and started again.
+It writes each round to its standard output before the write, and again when it is acknowledged. The
 tables are checked against that.
 """
 
@@ -45,14 +46,14 @@ NODE = "node"
 TABLES = "tables"
 PICTURE = "report.png"
 MARKER = ".streamingnode-demo"
-"""What a demo makes in its directory."""
+"""What a demo creates in its directory."""
 
 CUT_INTERVAL_S = 2.5  # a quarter of the default: a short run has several cuts and table versions
 LOOK_INTERVAL_S = 0.2
-"""How often the ingest looks for new cuts."""
+"""How often the ingest checks for new cuts."""
 SAMPLER = "sampler"
-"""The named producer of the rounds: each has its number as its sequence, and takes place once."""
-PROCESSES_MAX = 6  # more lines than this cannot be told apart in a picture
+"""The named producer of the rounds: a round's number is its sequence, so it is written once."""
+PROCESSES_MAX = 6  # more lines than this cannot be distinguished in a picture
 
 _COLUMNS: dict[str, pa.DataType] = {
     "pid": pa.int64(),
@@ -64,8 +65,8 @@ _COLUMNS: dict[str, pa.DataType] = {
     "round": pa.int64(),
 }
 SCHEMA = pa.schema(_COLUMNS)
-"""One row for each running process: `live` is upserted by `pid`, and `samples` gets the rows of
-each round once more.
+"""One row for each running process: each round is upserted by `pid` to `live`, and appended to
+`samples`.
 """
 
 _TOP_PROCESSES = """
@@ -77,8 +78,8 @@ _TOP_PROCESSES = """
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One comparison of a table with what was acknowledged: whether they are the same, and the rows
-    of the table.
+    """One comparison of a table with the acknowledged rows: whether they are equal, and the rows of
+    the table.
     """
 
     what: str
@@ -88,10 +89,10 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoResult:
-    """What a demo did; `top` is what Spark SQL says of the processes with the most memory.
+    """The result of a demo; `top` are the processes with the most memory, by Spark SQL.
 
-    `killed_round` is the number of the round that was being written when the sampler was killed.
-    The next acknowledged row came `away_s` seconds after that.
+    `killed_round` is the number of the round under way when the sampler was killed. The next
+    acknowledged row came `away_s` seconds after that.
     """
 
     rounds: int
@@ -106,9 +107,7 @@ class DemoResult:
 def run_demo(
     directory: Path, seconds: float, rounds_per_s: float, progress: Progress
 ) -> DemoResult:
-    """Run the demo and return what it found; a failed check is in the result, anything else that
-    fails is raised.
-    """
+    """Run the demo and return its result, with any failed checks; raises all other failures."""
     prepare(directory)
     progress.stage("starting Spark")
     import spark_sink
@@ -145,7 +144,7 @@ def run_demo(
 
 
 def next_commands(directory: Path) -> list[str]:
-    """Return three commands to try on what a demo has left, as this shell finds them."""
+    """Return three commands to try on a demo's data, with the program as this shell finds it."""
     own = Path(sys.executable).parent / "streamingnode"
     found = shutil.which("streamingnode")
     program = [sys.executable, "-m", "streamingnode"]
@@ -166,11 +165,11 @@ def next_commands(directory: Path) -> list[str]:
 
 
 def prepare(directory: Path) -> None:
-    """Make a directory that holds nothing but what is not a demo's; one that no demo made has to be
-    empty.
+    """Create the directory, or remove an earlier demo's data from it; a directory without a demo
+    has to be empty.
 
-    Raises `InvalidArgument` when it holds anything else, `AlreadyOwned` while a process has the old
-    node open, `OSError` when it cannot be written.
+    Raises `InvalidArgument` when it is neither, `AlreadyOwned` while a process has the old node
+    open, and `OSError` when it cannot be written.
     """
     if (directory / MARKER).is_file():
         check_free(directory / NODE)
@@ -180,19 +179,19 @@ def prepare(directory: Path) -> None:
         (directory / PICTURE).unlink(missing_ok=True)
     elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise InvalidArgument(
-            f"{directory} is there and no demo made it — move it, or choose another with --dir"
+            f"{directory} exists and is not of a demo — move it, or choose another with --dir"
         )
     directory.mkdir(parents=True, exist_ok=True)
     note = f"`streamingnode demo` replaces {NODE}, {TABLES} and {PICTURE} at its next run.\n"
     (directory / MARKER).write_text(note)
 
 
-# --- what was acknowledged ------------------------------------------------------------------------
+# --- the acknowledged rows ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One acknowledged sampling round: when, at which tick, and which rows of `live`."""
+    """One acknowledged sampling round: its time, its tick and its rows of `live`."""
 
     at_s: float
     time_tick: int
@@ -200,18 +199,18 @@ class Round:
 
 
 class Recording(list[Round]):
-    """Everything the node acknowledged: what the tables are checked against. Rounds are in order,
-    from number 1.
+    """Everything the node acknowledged, to check the tables against. Rounds are in order, from
+    number 1.
     """
 
     began_s: float = 0.0
-    """When sampling began, in Unix seconds: `at_s` of a round counts from then on."""
+    """The start of sampling, in Unix seconds; `at_s` of a round is relative to it."""
     killed_s: float = 0.0
     killed_round: int = 0
     away_s: float = 0.0
 
     def live_at(self, tick: int) -> pa.Table:
-        """Return what `live` is at a tick: the processes of the last round at or before it."""
+        """Return `live` at a tick: the processes of the last round at or below it."""
         return pa.Table.from_batches(
             [each.processes for each in self if each.time_tick <= tick][-1:], schema=SCHEMA
         )
@@ -221,18 +220,18 @@ class Recording(list[Round]):
         return pa.Table.from_batches([each.processes for each in self], schema=SCHEMA)
 
     def samples_at(self, tick: int) -> pa.Table:
-        """Return what `samples` is at a tick."""
+        """Return `samples` at a tick."""
         rounds = [each.processes for each in self if each.time_tick <= tick]
         return pa.Table.from_batches(rounds, schema=SCHEMA)
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What the sampler says: the round it is about to write, or the tick that acknowledges it."""
+    """A message of the sampler: the round it will write next, or the tick that acknowledges it."""
 
     number: int
     time_tick: int = 0
     rows: bytes = b""
-    """Of a round to come, as an Arrow IPC stream."""
+    """The rows of a round to be written, as an Arrow IPC stream."""
 
 
 def _sample_over_a_kill(
@@ -241,7 +240,7 @@ def _sample_over_a_kill(
     rounds_per_s: float,
     progress: Progress,
 ) -> Recording:
-    """Have processes sampled; kill the sampler while it writes, and have another one go on."""
+    """Run a sampler, kill it while it writes, and let another one go on."""
     recording = Recording()
     tried = Step(0)
     progress.stage("sampling processes", seconds)
@@ -255,7 +254,7 @@ def _sample_over_a_kill(
             if tried.number and is_time and not recording.killed_round:
                 recording.killed_s = at_s
                 recording.killed_round = tried.number
-                sampler.kill()  # what it has said up to then is read to its end
+                sampler.kill()  # its earlier messages are still read to the end
         if not recording.killed_round:
             sampler.check_ended()
     progress.stage(f"killed in round {recording.killed_round}, going on", seconds)
@@ -323,11 +322,11 @@ class Sampler:
         self._errors.close()
 
     def kill(self) -> None:
-        """End it as a power cut would: nothing of it runs any more."""
+        """Kill the process with SIGKILL, so that no clean-up runs."""
         self._process.send_signal(signal.SIGKILL)
 
     def steps(self) -> Iterator[Step]:
-        """Yield what it says until it ends; what a kill has torn is nothing that was said."""
+        """Yield the process's messages until it ends; one torn by a kill is ignored."""
         assert self._process.stdout is not None, "it is a pipe"
         said = self._process.stdout
         while len(length := said.read(4)) == 4:
@@ -336,17 +335,17 @@ class Sampler:
                 yield msgspec.msgpack.decode(data, type=Step)
 
     def check_ended(self) -> None:
-        """Raise `StorageFailed` unless it has done all it had to."""
+        """Raise `StorageFailed` unless the process ended without an error."""
         if code := self._process.wait():
             self._errors.seek(0)
-            told = self._errors.read().decode("utf-8", "replace").strip()
-            last = told.splitlines()[-1] if told else "it said nothing"
+            output = self._errors.read().decode("utf-8", "replace").strip()
+            last = output.splitlines()[-1] if output else "it wrote no error"
             ended = f"the sampling process ended with {code}: {last}"
             raise StorageFailed(f"{ended} — run the demo again")
 
 
 def _sample_here() -> None:
-    """Be the sampler; the arguments are the node, seconds, and rounds a second."""
+    """Run as the sampler; the arguments are the node, seconds, and rounds a second."""
     path, seconds, rounds_per_s = sys.argv[1:]
     again = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Step | None)
     said = sys.stdout.buffer
@@ -367,7 +366,7 @@ def _sample_here() -> None:
 
 
 def _say_nothing(_step: Step) -> None:
-    """Have nobody who listens."""
+    """Drop a message."""
 
 
 async def record(
@@ -383,8 +382,8 @@ async def record(
     """Sample for `seconds`, `rounds_per_s` times a second, and record what was acknowledged.
 
     Each round is one transaction over both collections. `again` is a round whose outcome is
-    unknown: it is written first, under its sequence, which does nothing if it is in the log. A
-    round that takes longer than its share delays the next one; it is never skipped.
+    unknown: it is written first, with its sequence, which writes nothing if it is in the log. A
+    round that takes too long delays the next one; no round is skipped.
     """
     for name in ("samples", "live"):
         await node.create_collection(name, SCHEMA, primary_key="pid", if_not_exists=True)
@@ -419,15 +418,13 @@ async def record(
 
 
 def sample_processes(round_number: int) -> pa.RecordBatch:
-    """Return a row for every process that can be looked at now; one that ends while being looked at
-    is left out.
-    """
+    """Return a row for every readable process; one that ends while it is read is left out."""
     names = ("pid", "name", "status", "num_threads", "cpu_times", "memory_info")
     looks = [process.info for process in psutil.process_iter(names, ad_value=None)]
     rows: list[dict[str, object]] = [
         {
             "pid": info["pid"],
-            # A process may call itself anything, also what UTF-8 cannot hold.
+            # A process name may be any bytes, also invalid UTF-8.
             "name": (info["name"] or "?").encode("utf-8", "replace").decode(),
             "status": info["status"] or "?",
             "threads": info["num_threads"] or 0,
@@ -456,12 +453,12 @@ class Following:
         self._done: Future[None] = self._thread.submit(self._follow)
 
     def finish(self) -> None:
-        """Ingest what is there now, and end; raises what any ingest raised."""
+        """Ingest the last cuts, and end; raises the error of any ingest."""
         self._is_last.set()
         self._done.result()
 
     def close(self) -> None:
-        """End it, whatever it came to."""
+        """End the ingest, also after an error."""
         self._is_last.set()
         self._thread.shutdown()
 
@@ -488,7 +485,7 @@ class State(NamedTuple):
 
     tick: int
     at_s: float
-    """When the later of the two had it, in Unix seconds."""
+    """The time when both tables had the cut, in Unix seconds."""
     samples: pa.Table
     live: pa.Table
 
@@ -520,7 +517,7 @@ def _versions(path: Path) -> dict[int, float]:
 
 
 def _checks(recording: Recording, states: Sequence[State]) -> Iterator[Check]:
-    """Compare each version with what was acknowledged: whole rounds, the same in both tables."""
+    """Compare each version with the acknowledged rows: whole rounds, the same in both tables."""
     for number, (tick, _, samples, live) in enumerate(states, 1):
         name = f"version {number} of {len(states)}"
         last = pc.max(live["round"]).as_py() if live.num_rows else 0
@@ -540,7 +537,7 @@ def _checks(recording: Recording, states: Sequence[State]) -> Iterator[Check]:
 
 
 def check_rows(what: str, acknowledged: pa.Table, found: pa.Table) -> Check:
-    """Compare all columns of all rows, in whatever order they are; a table has more columns."""
+    """Compare all columns of all rows, in any order; extra columns of the table are ignored."""
     order: list[tuple[str, Literal["ascending", "descending"]]] = [
         ("round", "ascending"),
         ("pid", "ascending"),

@@ -1,6 +1,4 @@
-"""The parts of a node in its own process, as `Node` and the server use them, and a reader's way
-through its log.
-"""
+"""The parts of a node in its own process, for `Node` and the server, and the reading of its log."""
 
 import asyncio
 from collections.abc import Callable
@@ -36,7 +34,7 @@ from wal.headers import MessageType
 from wal.rocksmq.contract import MessageQueue
 
 GRACE_S = 3.0
-"""How long closing waits for appends that are under way."""
+"""How long closing waits for appends under way."""
 
 
 class StopsListening(Protocol):
@@ -44,7 +42,7 @@ class StopsListening(Protocol):
 
     @property
     def connections(self) -> int:
-        """How many there are."""
+        """The number of open connections."""
 
     async def close(self) -> None:
         """Accept no more connections, and end the open ones."""
@@ -82,16 +80,16 @@ class EmbeddedBackend(CatalogChanges):
         self.open_transactions = partial(list_transactions, channel)
         self.listener: StopsListening | None = None
         self.http: str | None = None
-        """Where monitors ask, as a URL."""
+        """The URL for monitors."""
         self.spool: SpoolStatistics | None = None
         self.wanted = asyncio.Event()
-        """Set when another process asks for the directory."""
+        """Set when another process requests the directory."""
         self._directory = path
         self._make_topics = make_topics
 
     @cached_property
     def mq(self) -> MessageQueue | None:
-        """Its topics, made when they are first used."""
+        """The node's topics, created at their first use."""
         return self._make_topics()
 
     @property
@@ -101,8 +99,8 @@ class EmbeddedBackend(CatalogChanges):
 
     @cached_property
     def channels(self) -> ChannelService:
-        """Its channel service, made when it is first used. Raises `InvalidArgument` where there are
-        no topics.
+        """The node's channel service, created at its first use. Raises `InvalidArgument` for a node
+        without topics.
         """
         if self.mq is None:
             raise InvalidArgument("this node has no channels — open one with a directory")
@@ -113,10 +111,10 @@ class EmbeddedBackend(CatalogChanges):
         return Upkeep(self._directory, self.channel, self.flusher)
 
     async def drain(self) -> None:
-        """Return when every insert that was begun has ended.
+        """Return when every insert under way has ended.
 
-        After `GRACE_S` only those are waited for that the disk has; the others, which wait for a
-        segment, get `OnShutdown`.
+        After `GRACE_S` it waits only for inserts that the disk has; the others, which wait for a
+        segment, raise `OnShutdown`.
         """
         if self.listener is not None:
             await self.listener.close()
@@ -129,8 +127,8 @@ class EmbeddedBackend(CatalogChanges):
             await wal.drain()
 
     async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
-        """Open a producer, made if it is new, and fence whoever had it open; return its last
-        sequence, too.
+        """Open a producer, or create it, and fence its previous opening; return it with its last
+        sequence.
         """
         check_name("producer", name)
         opened = await self.channel.wal.in_term(
@@ -139,7 +137,7 @@ class EmbeddedBackend(CatalogChanges):
         return opened, self.last_sequence(opened.producer_id)
 
     async def put_note(self, name: str, epoch: int, note: bytes) -> None:
-        """Note something with a producer's name."""
+        """As `Producer.put_note`."""
         check_note(note)
         await self.channel.wal.in_term(partial(self.channel.producers.put_note, name, epoch, note))
 
@@ -183,12 +181,12 @@ class EmbeddedBackend(CatalogChanges):
         return self.measure()
 
     async def hand_over(self) -> None:
-        """Ask this process to hand its directory over."""
+        """Request that this process release the directory to another one."""
         self.wanted.set()
 
 
 class EmbeddedReading:
-    """A reader's way through a log of this process; see `Reading`."""
+    """A reader's scan of a log in this process; see `Reading`."""
 
     def __init__(self, channel: Channel, readers: NamedReaders, request: ReadRequest) -> None:
         self._channel = channel
@@ -202,12 +200,14 @@ class EmbeddedReading:
 
     @property
     def place(self) -> StartingPoint:
-        """Where a named reader resumes, durably; position 0 for another."""
+        """The durable place where a named reader resumes; position 0 for any other reader."""
         return StartingPoint(0, 0) if self._named is None else self._named.position.start
 
     @property
     def start(self) -> StartingPoint:
-        """Where another reading would go on, or begin as this one did, once it is open."""
+        """The place where a new reading would go on after this one, or start like it; valid once
+        open.
+        """
         assert self._scanner is not None, "open comes first"
         return self._scanner.place
 
@@ -220,7 +220,7 @@ class EmbeddedReading:
         return self.place.position
 
     async def next_batch(self) -> ScanBatch:
-        """Return what comes next."""
+        """Return the next batch."""
         assert self._scanner is not None, "open comes first"
         return await self._scanner.next_batch()
 
@@ -229,12 +229,12 @@ class EmbeddedReading:
         assert self._named is not None, "only a named reader keeps its place"
         if position > self.start.position or tick > self.start.after_tick:
             raise InvalidArgument(
-                "it was not delivered yet — acknowledge what this reader delivered"
+                "it was not delivered yet — acknowledge a message that this reader delivered"
             )
         await self._named.ack(position, tick)
 
     async def close(self) -> None:
-        """End it; idempotent."""
+        """End the reading; idempotent."""
         scanner = self._scanner
         named = self._named
         self._scanner = None
@@ -248,7 +248,7 @@ class EmbeddedReading:
         readers = self._readers
         policy = self._request.policy
         name = self._request.name
-        # else what ends the reader is yet to be read, whatever was dropped meanwhile
+        # otherwise the message that ends the reader is still to be read, so drops do not matter
         if self._request.resume is None:
             for info in self._request.infos:
                 self._channel.check_live(info)
@@ -262,9 +262,9 @@ class EmbeddedReading:
         try:
             await self._scan(named.position.start)
         except Truncated as gone:
-            if known is not None:  # the log was cut shorter than the reader's place allows
+            if known is not None:  # the log was truncated beyond the reader's place
                 next_step = (
-                    f"delete_reader() forgets the place of {name!r}, which then starts "
+                    f"delete_reader() deletes the place of {name!r}, which then starts "
                     "where its policy says"
                 )
                 raise Truncated(gone.requested, gone.earliest, next_step) from gone
@@ -277,7 +277,7 @@ class EmbeddedReading:
 
     async def _scan(self, start: DeliverPolicy | StartingPoint) -> None:
         request = self._request
-        # the last one ends the reader, delivered or not
+        # the drop of the last collection ends the reader, whether that is delivered or not
         types = request.types | {MessageType.DROP_COLLECTION}
         self._scanner = self._channel.read(
             request.resume or start, vchannels=self.vchannels, types=types

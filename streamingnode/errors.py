@@ -1,8 +1,8 @@
-"""Every error a caller can meet: those of the node itself, and those of the packages below.
+"""Every error that a caller can get, from the node itself and from the packages below.
 
-Each has a stable `code`, ends with what to do next, and says with `retryable` whether the same call
-may be tried again: "yes" or "no" when nothing was done, and "indeterminate" when it may have been.
-A caller that repeats the last must be a named producer, or it may make a second write.
+Each has a stable `code`, and its text ends with the next step. `retryable` states whether the same
+call may be retried: "yes" or "no" when nothing was done, and "indeterminate" when it may have been
+done. To repeat an indeterminate write, use a named producer; otherwise it may be written twice.
 """
 
 from interceptors.errors import CollectionNotFound as CollectionNotFound

@@ -1,5 +1,5 @@
-"""What holds a node's log until somebody ends it: named readers and open transactions, as an
-operator sees and ends them.
+"""The holders of a node's log: named readers and open transactions, for an operator to list and
+end.
 """
 
 import msgspec
@@ -12,15 +12,15 @@ from wal.position import message_id_kind
 from wal.timetick import physical_ms
 
 ABORTED = "aborted by an operator"
-"""The reason in the log of a rollback that its client did not ask for."""
+"""The reason in the log of a rollback by an operator."""
 
 
 class ReaderInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A named reader: it has everything up to `tick`, and holds the log from `message_id` on.
 
-    `backlog` are the messages of the log, of all collections, behind that place, and `behind_s` is
-    how old it is, no older than its collections: that of a reader which has seen everything grows,
-    too, while it is closed.
+    `backlog` counts the messages of all collections from that place to the end of the log.
+    `behind_s` is the age of the place, or of the reader's oldest collection if that is less. It
+    also grows for a reader that has read everything while it is closed.
     """
 
     collections: tuple[str, ...]
@@ -33,8 +33,8 @@ class ReaderInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An open transaction that is sent before its commit; it ends by itself when it is idle for
-    `keepalive_s`.
+    """An open transaction that sent rows before its commit; the node rolls it back when it is idle
+    for `keepalive_s`.
     """
 
     txn_id: int
@@ -48,7 +48,7 @@ class TransactionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def list_readers(channel: Channel, readers: NamedReaders) -> tuple[ReaderInfo, ...]:
-    """Return the named readers of collections that exist, by collection and name."""
+    """Return the named readers of live collections, by collection and name."""
     live = channel.live().keys()
     found = [
         _reader_info(channel, each)
@@ -68,9 +68,7 @@ async def seek_reader(
     *,
     dry_run: bool,
 ) -> ReaderInfo:
-    """Have a named reader go on where a policy, given as plain data, starts; as
-    `Node.seek_reader`.
-    """
+    """Move a named reader to the start of a policy, which is plain data; as `Node.seek_reader`."""
     if not isinstance(dry_run, bool):
         raise InvalidArgument(f"dry_run={shown(dry_run)} is no truth value — give true or false")
     info = channel.catalog.collection_by_name(collection)
@@ -81,7 +79,7 @@ async def seek_reader(
     to = await channel.find_position(policy)
     if not dry_run:
         await readers.move(info.id, name, to)
-        try:  # the log may have been given up to behind that place before the reader held it
+        try:  # the log may have been truncated beyond that place before the reader held it
             async with channel.read(to.start):
                 pass
         except Truncated:
@@ -117,7 +115,7 @@ async def list_transactions(channel: Channel) -> tuple[TransactionInfo, ...]:
 def _reader_info(channel: Channel, reader: KnownReader) -> ReaderInfo:
     at = reader.position
     infos = [info for info in channel.catalog.collections() if info.id in reader.collections]
-    # without any, all of them were dropped meanwhile
+    # empty if all of them were dropped meanwhile
     since = max(at.tick, min((info.created_tick for info in infos), default=0))
     return ReaderInfo(
         collections=tuple(sorted(info.name for info in infos)),

@@ -45,20 +45,24 @@ except ImportError as error:
 _log = event_log(__name__)
 
 HEAD_BYTES_MAX = 8_192
-"""Bound of the request line and its headers."""
+"""The most bytes of the request line and the headers."""
 REQUEST_S_MAX = 5.0
-"""Time in which a client sends its request."""
+"""The time within which a client has to send its request."""
 ANSWER_S_MAX = 5.0
-"""Time in which a client takes what was sent; a stream that flows lasts longer."""
+"""The longest time that a client may leave sent data unread; a stream that flows lasts longer."""
 CONNECTIONS_MAX = 32
-"""Connections at a time. A further one ends the oldest, so that slow clients keep no probe out."""
+"""The most connections at a time. One more ends the oldest, so that slow clients do not block a
+probe.
+"""
 METRICS_S_MIN = 1.0
-"""Time from one rendering of the metrics to the next: appends wait for it, early requests too."""
+"""The shortest time between two renderings of the metrics, which delay appends; earlier requests
+wait.
+"""
 READY_S_MAX = 1.0
-"""Time in which a new tick is given; once a second that includes an fsync."""
+"""The time within which the node has to confirm a new tick; once a second that takes an fsync."""
 
 _HEADERS = [(b"cache-control", b"no-store"), (b"connection", b"close")]
-# Outside of the tree of loggers, whose levels the program may set at any time.
+# It is outside the tree of loggers, because the program may change the levels of those at any time.
 _quiet = logging.Logger("uvicorn", level=logging.CRITICAL + 1)  # noqa: LOG001
 
 Make = Callable[[], Coroutine[Any, Any, Response]]
@@ -92,7 +96,7 @@ def http_address(given: str, *, for_anybody: bool) -> tuple[str, int]:
 
 
 class Monitor:
-    """Answers HTTP for one node. Until `watch` is called the node is recovering."""
+    """Answers HTTP for one node. Until `watch` is called, it reports the state of recovery."""
 
     def __init__(self, options: ServeOptions, supervisor: Supervisor) -> None:
         """Raises `InvalidArgument` as `http_address` does."""
@@ -104,14 +108,14 @@ class Monitor:
         self._clients = ServerState()
         self._clients.default_headers = _HEADERS
         self._under_way: dict[Make, asyncio.Task[Response]] = {}
-        """Answers that every request of now shares."""
+        """Answers under way, which concurrent requests share."""
         self._answers = set[asyncio.Task[Response]]()
         self._rendering = asyncio.Lock()
         self._rendered_at = -math.inf
 
     async def open(self) -> None:
         """Listen. Raises `InvalidArgument` for an address that is taken or not of this machine."""
-        # uvicorn's own settings for all processes, environment and loggers stay as they are.
+        # These settings keep uvicorn from changing processes, environment and loggers.
         config = Config(
             self._application(),
             http=_Connection,
@@ -194,15 +198,15 @@ class Monitor:
         if self._node is None:
             recovering = LogState.RECOVERING.value
             return _document(503, ready=False, state=recovering, reason="the node is opening")
-        told = self._measure()
-        state = told.log.state
+        stats = self._measure()
+        state = stats.log.state
         not_ready = partial(_document, 503, ready=False, state=state)
         if state != LogState.OPEN.value:
-            return not_ready(reason=f"the log takes no appends: {told.log.last_error}")
-        space = told.space
+            return not_ready(reason=f"the log takes no appends: {stats.log.last_error}")
+        space = stats.space
         if space is not None and SpaceLevel[space.level.upper()] >= SpaceLevel.FULL:
             return not_ready(reason=f"the disk is {space.level}: appends are refused")
-        try:  # ticks advance, and everything that is on its way now is written
+        try:  # a new tick is confirmed only after every append under way now is durable
             tick = await self._node.consistent_tick(timeout=READY_S_MAX)
         except StreamingNodeError as error:
             return not_ready(code=error.code, reason=str(error))
@@ -213,7 +217,7 @@ class Monitor:
             return _document(503, reason="the node is opening")
         loop = asyncio.get_running_loop()
         async with self._rendering:
-            # An answer is measured after its request: the next one is shared from here on.
+            # The answer is measured after all requests so far; later requests share the next one.
             await asyncio.sleep(self._rendered_at + METRICS_S_MIN - loop.time())
             self._under_way.pop(self._render, None)
             try:
@@ -223,7 +227,7 @@ class Monitor:
         return Response(text, headers={"content-type": kind})
 
     async def _shared(self, make: Make, _request: Request) -> Response:
-        """Return an answer that all requests of meanwhile share: many cost as much as one."""
+        """Return an answer that concurrent requests share, so that many cost as much as one."""
         answer = self._under_way.get(make)
         if answer is None:
             answer = asyncio.get_running_loop().create_task(make())
@@ -248,7 +252,7 @@ class _Connection(H11Protocol):
 
     def __init__(self, config: Config, state: ServerState, app_state: dict[str, Any]) -> None:
         super().__init__(config, state, app_state)
-        # uvicorn's loggers belong to the program, and mistakes of clients are not logged.
+        # uvicorn's loggers belong to the program, and errors of clients are not logged.
         self.logger = _quiet
         self.access_log = False
         self._deadline: asyncio.TimerHandle | None = None

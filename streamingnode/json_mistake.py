@@ -1,8 +1,8 @@
-"""What is wrong with JSON that makes no row, where a decoder does not say it well. No I/O.
+"""Explains why JSON is not a valid row, where the decoder's error is unclear. No I/O.
 
 Programs that write logs quote values twice, leave zones out of times, and cut characters in two. A
-decoder names a type or a byte; whoever has to mend the program needs the column, what was found
-there, and what belongs there.
+decoder names a type or a byte. To correct the program, its author needs the column, the value in
+it, and the expected value.
 """
 
 import json
@@ -29,8 +29,8 @@ _JSON_KINDS: dict[type, str] = {
 
 
 class Mistake(NamedTuple):
-    """What was found, and what to do. A column has its nested fields behind dots; None: the
-    whole.
+    """The mistake, and what to do. `column` has the names of nested fields after dots; None means
+    the whole text.
     """
 
     column: str | None
@@ -39,7 +39,7 @@ class Mistake(NamedTuple):
 
 
 def mistake_in(text: bytes, schema: pa.Schema | None = None) -> Mistake | None:
-    """Return what is wrong with JSON that makes no row of a schema; None where no more is known."""
+    """Return the mistake in JSON that is not a row of a schema; None if it is none of these."""
     try:
         value = json.loads(text)
         if (half := next(_halves(value), None)) is not None:
@@ -58,7 +58,7 @@ def mistake_in(text: bytes, schema: pa.Schema | None = None) -> Mistake | None:
 
 
 def json_kind(value: object) -> str:
-    """Return what a value is in JSON, with its article."""
+    """Return the JSON type of a value, with its article."""
     return _JSON_KINDS.get(type(value), "null")
 
 
@@ -87,7 +87,7 @@ def _quoted_whole(value: str) -> Mistake | None:
 
 
 def _of_column(column: str, kind: pa.DataType, value: Any) -> Mistake | None:
-    """Return what is wrong with a value of a column, or of a field or list inside it."""
+    """Return the mistake in a value of a column, or of a field or list inside it."""
     if value is None or _fits(kind, value):
         return None
     if isinstance(value, str):
@@ -121,7 +121,7 @@ def _of_quotes(column: str, kind: pa.DataType, value: str) -> Mistake | None:
             inner = json.loads(inner)
         except ValueError:
             return None
-        belongs = is_nested and isinstance(inner, dict | list)  # whatever its own mistakes are
+        belongs = is_nested and isinstance(inner, dict | list)  # also with mistakes inside
         if inner is not None and (belongs or _fits(kind, inner)):
             is_twice = quoted > 1 or isinstance(inner, str)
             what = f"{json_kind(inner)} {'quoted twice' if is_twice else 'in quotes'}"

@@ -1,8 +1,8 @@
-"""Where the clients of a node reach it: `node.sock` in its directory, and addresses that were asked
-for.
+"""The listener for a node's clients at `node.sock` in its directory; its server also answers at
+other addresses.
 
-Opening a node never fails for the socket's sake: where there can be none, that is a warning. What
-answers clients is loaded with the first of them.
+If the socket cannot be created, the node opens with a warning. The modules that answer clients are
+loaded with the first client.
 """
 
 import asyncio
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 _log = event_log(__name__)
 
 GRACE_S = 3.0
-"""How long closing lets the calls of clients end by themselves."""
+"""How long closing waits for the calls of clients under way."""
 
 
 class Listener:
-    """Takes the connections of one node, from its opening on; only who holds the directory's lock
-    has one.
+    """Accepts the connections of one node from its opening on; the caller holds the directory's
+    lock.
     """
 
     def __init__(self, backend: "EmbeddedBackend") -> None:
         self._backend = backend
         self._server: Server | None = None
-        self.path: Path | None = None  # of its socket, where there can be one
+        self.path: Path | None = None  # the path of the socket, if there is one
         self._socket: asyncio.AbstractServer | None = None
 
     @property
     def server(self) -> "Server":
-        """What answers, made when it is first needed."""
+        """The server that answers clients, created at its first use."""
         if self._server is None:
             from streamingnode.remote.server import Server
 
@@ -51,11 +51,11 @@ class Listener:
 
     @property
     def connections(self) -> int:
-        """How many clients are connected."""
+        """The number of connected clients."""
         return 0 if self._server is None else len(self._server.sessions)
 
     async def open(self, directory: Path) -> None:
-        """Listen at `node.sock` in the node's directory, for this user alone."""
+        """Listen at `node.sock` in the node's directory, for this user only."""
         path = directory / SOCKET_NAME
         try:
             bound = await in_thread(_bind, path)
@@ -70,8 +70,8 @@ class Listener:
         await accept_one_a_turn(self._socket)
 
     async def close(self) -> None:
-        """Take no more connections, let clients end what they have begun for `GRACE_S`, and end
-        them; idempotent.
+        """Accept no more connections, wait up to `GRACE_S` for calls under way, and end all
+        connections; idempotent.
         """
         if self._socket is not None:
             stop_accepting(self._socket)
@@ -90,13 +90,13 @@ class Listener:
 
 def _bind(path: Path) -> socket.socket:
     with suppress(FileNotFoundError):
-        # of an owner that was killed: nobody else may have this one, who holds the lock
+        # A killed owner left it: the lock is ours, so no other process listens there.
         path.unlink()
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        os.fchmod(bound.fileno(), FILE_MODE)  # before it has a name: nobody else may ever connect
+        os.fchmod(bound.fileno(), FILE_MODE)  # before it has a name: no other user can ever connect
         bound.bind(os.fspath(path))
-        # where the mode of the socket is not that of its name
+        # on some systems the socket's mode is not the mode of its name
         os.chmod(path, FILE_MODE)  # noqa: PTH101
         bound.setblocking(False)
     except BaseException:

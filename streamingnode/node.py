@@ -1,6 +1,4 @@
-"""The embedded node: everything a program does with collections, rows, transactions, readers and
-cuts.
-"""
+"""The open node: a program's calls for collections, rows, transactions, readers and cuts."""
 
 import asyncio
 import os
@@ -59,11 +57,11 @@ ALL = DeliverPolicy.all()
 class Node(CollectionCalls):
     """An open node; made by `open_node`, used on its event loop by any number of tasks.
 
-    Every write returns when it is durable, as `durability` says, or raises. `timeout=` is in
-    seconds: past it, a write that may already be in the log raises `DeadlineExceeded` (a
-    `TimeoutError`), one that is not raises `Overloaded`. Cancelling a call follows the same line:
-    before the log has the write it never happened, after that its outcome is decided without the
-    caller. After the node closed, every call that needs its data raises `OnShutdown`.
+    Every write returns when it is durable (see `durability`), or raises. `timeout=` is in seconds:
+    past it, a write that may already be in the log raises `DeadlineExceeded` (a `TimeoutError`),
+    and any other write raises `Overloaded`. Cancelling a call works alike: a write cancelled before
+    the log has it never happened; after that the log decides its outcome without the caller. After
+    the node closed, every call that needs its data raises `OnShutdown`.
     """
 
     def __init__(self, backend: Backend, supervisor: Supervisor, closing: AsyncExitStack) -> None:
@@ -84,7 +82,7 @@ class Node(CollectionCalls):
             state = "closed with its event loop"
         return f"<Node {self.path or 'in memory'} {state}>"
 
-    # --- what it is: answers at once, after the node closed too -----------------------------------
+    # --- properties: they answer at once, also after the node closed ------------------------------
 
     @property
     def path(self) -> str | None:
@@ -93,12 +91,12 @@ class Node(CollectionCalls):
 
     @property
     def node_id(self) -> str:
-        """Identity of the node's data, made when it was first opened."""
+        """The identity of the node's data, created when it was first opened."""
         return self._backend.node_id
 
     @property
     def durability(self) -> Durability:
-        """What an acknowledged write means: `fsync`, or `os` when the node was opened so."""
+        """How durable an acknowledged write is: `fsync`, or `os` if the node was opened so."""
         return self.config.log.durability
 
     @property
@@ -108,25 +106,25 @@ class Node(CollectionCalls):
 
     @property
     def spool(self) -> SpoolStatistics | None:
-        """What waits in the spool of `connect(spool=)`, also while the node cannot be asked; None
-        without one.
+        """What waits in the spool of `connect(spool=)`, also while the node is away; None without a
+        spool.
         """
         return self._backend.spool
 
     def statistics(self) -> Awaitable[NodeStatistics]:
-        """Return, to be awaited, what the node counts and measures; under 1 ms, so ask once a
-        second, not once an insert.
+        """Return an awaitable of all counts and measurements of the node.
+
+        It takes up to 1 ms, so call it once a second, not once an insert.
         """
         self._check_loop()
         return self._backend.statistics()
 
     @property
     def mq(self) -> MessageQueue:
-        """The node's topics, for messages that consumer groups share; they live and end with the
-        node.
+        """The node's topics, for messages that consumer groups share; they close with the node.
 
-        Raises `InvalidArgument` for a node in memory. Over a connection what a client's consumers
-        hold, and what it consumed, comes back when that is lost; `produce` takes up to 8 MiB.
+        Raises `InvalidArgument` for a node in memory. When a connection is lost, the messages that
+        its client holds are delivered again; over a connection `produce` takes up to 8 MiB.
         """
         self._check_open()
         if self._backend.mq is None:
@@ -135,7 +133,7 @@ class Node(CollectionCalls):
 
     @property
     def channels(self) -> ChannelService:
-        """The node's channel service, which hands out topics as channels for streams. Raises as
+        """The node's channel service, which allocates topics as channels for streams. Raises as
         `mq` does.
         """
         self._check_open()
@@ -155,16 +153,16 @@ class Node(CollectionCalls):
         """Add rows (dicts, a `RecordBatch` or a `Table`) and return when they are durable; a key
         may exist already.
 
-        A column that takes null is null where a dict lacks it.
+        A nullable column is null where a dict lacks it.
 
         All rows of a call appear at one tick, unless they exceed one append group (4 MiB): then
-        groups follow each other, and the result has each. With `txn_id` they are one group, and
-        appear at the commit of that transaction; more of them are `TooLarge`.
+        groups follow each other, and the result lists each. With `txn_id` they are one group, and
+        appear at the commit of that transaction; rows over one group raise `TooLarge`.
 
-        Raises `SchemaMismatch` (column and row named), `CollectionNotFound`, `PartitionNotFound`,
-        `TooLarge`, `StorageFull`, `Indeterminate`. Rows that do not fit leave nothing in the log; a
-        call over one append group that fails later leaves the groups before, and is `Indeterminate`
-        whatever failed.
+        Raises `SchemaMismatch` (with column and row), `CollectionNotFound`, `PartitionNotFound`,
+        `TooLarge`, `StorageFull`, `Indeterminate`. Rows that do not fit leave nothing in the log. A
+        call over one append group that fails later leaves its earlier groups in the log, and raises
+        `Indeterminate` for any failure.
         """
         write = self._writes.write("insert", collection, partition, txn_id=txn_id)
         return await append_rows(self._writes, write, rows, timeout=timeout)
@@ -181,8 +179,9 @@ class Node(CollectionCalls):
         """Add rows that replace all earlier ones of the same keys, in one transaction; raises as
         `insert` does.
 
-        Rows are replaced whole: a column that a dict lacks becomes null. Of several rows with one
-        key, only the last is added. Over one append group, each group is a transaction of its own.
+        Rows are replaced whole: a column that a dict lacks becomes null. If several rows have the
+        same key, only the last is added. Over one append group, each group is a transaction of its
+        own.
         """
         write = self._writes.write("upsert", collection, partition, txn_id=txn_id)
         return await append_rows(self._writes, write, rows, timeout=timeout)
@@ -207,13 +206,13 @@ class Node(CollectionCalls):
         """Return a transaction over any collections of one log:
         `async with node.transaction() as txn`.
 
-        `keepalive_s` is how long it may be idle once it has outgrown memory; the node's default for
-        None.
+        `keepalive_s` is how long it may be idle once it has outgrown memory; None means the node's
+        default.
 
-        `timeout` is in seconds, counted from this call, and bounds all that the transaction waits
-        for at the node; it does not interrupt the caller's own code in the block. Past it, leaving
-        the block raises `DeadlineExceeded` when the commit may be in the log. Everything else that
-        would wait raises `Overloaded`: nothing was done, and the transaction is rolled back.
+        `timeout` is in seconds, counted from this call, and bounds every wait of the transaction
+        for the node; it does not interrupt the caller's own code in the block. Past it, leaving the
+        block raises `DeadlineExceeded` when the commit may be in the log. Every other call that
+        would wait raises `Overloaded`: nothing was written, and the transaction is rolled back.
         """
         self._check_open()
         deadline = None if timeout is None else Deadline(timeout)
@@ -223,11 +222,11 @@ class Node(CollectionCalls):
         self, *, keepalive_s: float | None = None, timeout: float | None = None
     ) -> int:
         """Begin a transaction and return its id, for `insert`, `upsert` and `delete` with
-        `txn_id=`, of which each is one append group.
+        `txn_id=`; each such call is one append group.
 
-        It ends with `commit_transaction` or `rollback_transaction`, or by itself: idle for
-        `keepalive_s`, older than `txn.age_s_max`, too large, or overtaken by a schema change of one
-        of its collections.
+        It ends with `commit_transaction` or `rollback_transaction`. The node rolls it back when it
+        is idle for `keepalive_s`, older than `txn.age_s_max`, too large, or overtaken by a schema
+        change of one of its collections.
         """
         keepalive_ms = check_keepalive_ms(keepalive_s, age_s_max=self.config.txn.age_s_max)
         return (await self._append(begin_group(keepalive_ms), "the begin", timeout)).txn_id
@@ -247,7 +246,7 @@ class Node(CollectionCalls):
         )
 
     async def transactions(self) -> tuple[TransactionInfo, ...]:
-        """Return the open transactions of all clients, oldest first: those that are sent before
+        """Return the open transactions of all clients, oldest first: those that sent rows before
         their commit.
         """
         return await self._run(self._backend.open_transactions, "the transactions", changes=False)
@@ -263,11 +262,11 @@ class Node(CollectionCalls):
     # --- producers --------------------------------------------------------------------------------
 
     async def producer(self, name: str, *, timeout: float | None = None) -> Producer:
-        """Open a named producer, made if it is new: its writes can be repeated exactly, after a
-        crash too.
+        """Open a named producer, or create it: its writes can be repeated exactly, also after a
+        crash.
 
-        Whoever had it open is fenced, durably, when this returns. Raises `InvalidArgument`,
-        `Overloaded` at `producers_max`.
+        An earlier opening of the name is fenced, durably, when this returns. Raises
+        `InvalidArgument`, and `Overloaded` at `producers_max`.
         """
         check_name("producer", name)
         opened, _ = await self._run(
@@ -276,7 +275,7 @@ class Node(CollectionCalls):
         return Producer(name, opened, self._backend, self._writes)
 
     async def delete_producer(self, name: str, *, timeout: float | None = None) -> bool:
-        """Forget a producer and its sequences, and fence it; return whether there was one."""
+        """Delete a producer with its sequences, and fence it; return whether it existed."""
         forget = partial(self._backend.delete_producer, check_text("producer", name))
         return await self._run(forget, "forgetting the producer", timeout)
 
@@ -295,16 +294,19 @@ class Node(CollectionCalls):
         """Return a reader: `async with node.read(["orders", "stock"], DeliverPolicy.latest()) as
         messages`.
 
-        It delivers every message of the collection, or of all of several, after where `policy`
-        starts, ticks strictly ascending, and ends after everything at or below the tick `until`, or
-        with the message that the last of them was dropped. A reader with a `name` keeps its place
-        with `ack` over restarts, holds retention, and takes `policy` only the first time; it is
-        opened with the same collections each time, without those that were dropped. `types` leaves
-        out other messages and bodies; `include_ticks` adds a message for each tick that passes
-        without one. Opening the block raises `InvalidArgument` for a tick that is yet to come,
-        `Truncated` when the policy starts below what is kept, `ReaderBusy` while the name is in
-        use, `InvalidArgument` when it has other collections, and `CollectionNotFound` when one was
-        dropped meanwhile.
+        It delivers every message of one or several collections from the start that `policy` gives,
+        in strictly ascending order of ticks. It ends after everything at or below the tick `until`,
+        or with the message that its last collection was dropped.
+
+        A reader with a `name` keeps its place with `ack` over restarts, holds the log from there
+        on, and uses `policy` only the first time. It is opened with the same collections each time,
+        without those that were dropped. `types` selects the messages and bodies to deliver;
+        `include_ticks` adds a message for each tick that passes without one.
+
+        Opening the block raises `InvalidArgument` for a tick in the future, `Truncated` when the
+        policy starts below the kept log, `ReaderBusy` while the name is in use, `InvalidArgument`
+        when the name has other collections, and `CollectionNotFound` when a collection was dropped
+        meanwhile.
         """
         infos = self._infos(collection)
         end = None if until is None else tick_given("until", until)
@@ -325,20 +327,21 @@ class Node(CollectionCalls):
         keys: Keys | None = None,
         timeout: float | None = None,
     ) -> pa.Table:
-        """Return the collection's rows as of a tick, everything acknowledged so far for None.
+        """Return the collection's rows as of a tick; None means everything acknowledged so far.
 
-        `columns`, in that order, and `keys`, as `delete` takes them, choose of the rows, and save
-        reading the others: files whose ranges of keys tell that they have none, and other columns.
-        Raises `SchemaMismatch` for what does not fit.
+        `columns` selects columns, in that order; `keys` selects rows, by the same values as
+        `delete`. Other columns, and files whose key ranges exclude all `keys`, are not read. Raises
+        `SchemaMismatch` for unknown columns and for keys that do not fit.
 
-        Rows that the collection's table has taken are read from it, without Spark; `as_of` may be a
-        `datetime` with a zone. Raises `InvalidArgument` for a tick that is yet to come. Raises
-        `Truncated` for a tick before the collection was created, naming the tick of its creation
+        Rows that the collection's table has taken are read from it, without Spark. `as_of` may be a
+        `datetime` with a zone. Raises `InvalidArgument` for a tick in the future. Raises
+        `Truncated` for a tick before the collection was created, with the tick of its creation
         (rows of an earlier collection of that name are gone), and for a state that neither the
-        table nor the node keeps any more, naming the nearest ticks.
+        table nor the node keeps any more, with the nearest ticks.
 
-        An hour (`taken_cuts_s`) after every table has taken a cut, its rows may be in tables only:
-        `StorageFailed` when the table is not where it was, `PackageMissing` without `deltalake`.
+        An hour (`taken_cuts_s`) after every table has taken a cut, its rows may exist only in
+        tables. Then it raises `StorageFailed` when the table has moved, and `PackageMissing`
+        without `deltalake`.
         """
         self._info(collection)
         tick = None if as_of is None else tick_given("as_of", as_of)
@@ -347,7 +350,7 @@ class Node(CollectionCalls):
             raise InvalidArgument(f"columns={shown(columns)} — pass a list of names")
         encoded = None
         if keys is not None:
-            delete = self._writes.write("delete", collection)  # which takes the same keys
+            delete = self._writes.write("delete", collection)  # a delete takes the same keys
             encoded = delete.into[0].encode_whole(await delete.check(keys))
         names = None if columns is None else tuple(columns)
         take = partial(self._backend.snapshot, collection, tick, names, encoded)
@@ -356,11 +359,11 @@ class Node(CollectionCalls):
     async def consistent_tick(
         self, collections: Sequence[str] | None = None, *, timeout: float | None = None
     ) -> int:
-        """Return a tick that everything acknowledged before the call is at or below; readers reach
-        it without new writes.
+        """Return a tick at or above everything acknowledged before the call; readers reach it
+        without new writes.
 
-        With `collections` that is the tick of the last change of any of them, or where the log was
-        last opened. Raises `CollectionNotFound`.
+        With `collections`, it is the tick of their last change, or the tick at which the log was
+        last opened if that is later. Raises `CollectionNotFound`.
         """
         if isinstance(collections, str) or not isinstance(collections, Sequence | None):
             raise InvalidArgument(f"collections={shown(collections)} — pass a list of names")
@@ -370,31 +373,31 @@ class Node(CollectionCalls):
         )
 
     async def delete_reader(self, collection: str, name: str) -> bool:
-        """Forget a named reader and release what it holds; return whether there was one. Raises
-        `ReaderBusy` while open.
+        """Delete a named reader and release the log it holds; return whether it existed. Raises
+        `ReaderBusy` while it is open.
 
-        A named reader that nobody opens again holds the log for ever, unless its collections are
-        dropped; one of several is found by any of them.
+        A named reader holds the log until it is deleted or its collections are dropped, even if it
+        is never opened again. A reader of several collections is found by any of them.
         """
         self._info(collection)
         forget = partial(self._backend.delete_reader, collection, check_text("reader", name))
         return await self._run(forget, "forgetting the reader")
 
     async def readers(self) -> tuple[ReaderInfo, ...]:
-        """Return the named readers of all collections, by collection and name: where they are, and
-        who holds the log.
+        """Return the named readers of all collections, by collection and name, with their places
+        and the log they hold.
         """
         return await self._run(self._backend.named_readers, "the readers", changes=False)
 
     async def seek_reader(
         self, collection: str, name: str, policy: DeliverPolicy, *, dry_run: bool = False
     ) -> ReaderInfo:
-        """Have a named reader go on where `policy` starts, and return where that is; with `dry_run`
-        only that.
+        """Move a named reader to the start of `policy`, and return its new place; with `dry_run`,
+        only return the place.
 
-        Durable when this returns. What lies between is delivered again, or never. Raises
-        `ReaderBusy` while the reader is open, `Truncated` for a place below what is kept, and
-        `ReaderNotFound` when there is no such reader.
+        Durable when this returns. A move back delivers messages again; a move ahead skips them.
+        Raises `ReaderBusy` while the reader is open, `Truncated` for a place below the kept log,
+        and `ReaderNotFound` when the reader does not exist.
         """
         self._info(collection)
         place = _checked(policy).plain
@@ -407,34 +410,33 @@ class Node(CollectionCalls):
         )
         return await self._run(seek, "moving the reader", changes=not dry_run)
 
-    # --- what is on the disk, and the end ---------------------------------------------------------
+    # --- the data on disk, and closing ------------------------------------------------------------
 
     async def flush(self, *, timeout: float | None = None) -> FlushResult:
         """Make a cut and return it once its files are durable: everything acknowledged before the
         call is in files.
 
-        Without new rows the newest cut is returned. It ends no transaction. Raises `StorageFull`
-        when the disk has no room for its files, `Overloaded` when no file descriptor is left, and
-        `StorageFailed` when one try after the other fails, `LogReopening` when a failed log is not
-        back in time; the cut is then made as soon as it can be.
+        Without new rows it returns the newest cut. Open transactions stay open. Raises
+        `StorageFull` when the disk has no room for its files, `Overloaded` when no file descriptor
+        is left, `StorageFailed` when repeated attempts fail, and `LogReopening` when a failed log
+        is not back in time; the cut is then made as soon as possible.
         """
         return await self._run(self._backend.flush, "the flush", timeout)
 
     async def backup(self, path: str | os.PathLike[str]) -> BackupRecord:
-        """Copy the node into a new directory while it runs, verify the copy, and return what is in
-        it.
+        """Copy the node into a new directory while it runs, verify the copy, and return its record.
 
-        It begins with a cut; everything acknowledged before the call is in it.
+        It begins with a cut, so the copy has everything acknowledged before the call.
         `streamingnode restore` makes a node of it. Raises `AlreadyExists` for a directory in use,
-        `Corrupt` when the copy is not sound, `StorageFailed`, and `InvalidArgument` for a node in
-        memory; nothing is left at `path` then, nor when it is cancelled.
+        `Corrupt` when the copy is damaged, `StorageFailed`, and `InvalidArgument` for a node in
+        memory. After an error or a cancellation nothing is left at `path`.
         """
         return await self._run(
             partial(self._backend.back_up, check_path("directory", path).absolute()), "the backup"
         )
 
     async def verify(self) -> Report:
-        """Read everything the node has on its disk and return what is not as it was written;
+        """Read everything the node has on disk and report what differs from what was written;
         changes nothing.
 
         Raises `LogReopening` while the log comes back after a failed write.
@@ -442,8 +444,8 @@ class Node(CollectionCalls):
         return await self._run(self._backend.verify, "the verification")
 
     def begin_closing(self) -> "asyncio.Task[None]":
-        """Refuse calls from now on, and close in a task of its own, which is returned; the same one
-        each time.
+        """Refuse new calls and start closing; return the task that closes, the same one each
+        time.
         """
         if self._closing is None:
             self._closing = self._loop.create_task(self._close())
@@ -454,13 +456,13 @@ class Node(CollectionCalls):
         await self._closed.wait()
 
     async def aclose(self) -> None:
-        """Refuse new calls, let those that were begun finish, close everything, and release the
+        """Refuse new calls, let calls under way finish, close everything, and release the
         directory. Idempotent.
 
-        Any task may call it, on the node's event loop; once that has ended, on any other. A
-        cancelled call raises that when the node is closed. Raises what failed when it was
-        background work that ended the node. In a forked child, whose copy of the node holds
-        nothing, it does nothing.
+        Any task may call it, on the node's event loop; once that loop has ended, on any other. A
+        cancelled call first waits until the node is closed. If failed background work ended the
+        node, raises its error. In a forked child, whose copy of the node holds nothing, it does
+        nothing.
         """
         if self._held.is_copy:
             return
@@ -481,7 +483,7 @@ class Node(CollectionCalls):
             self._closed.set()
 
     def _end_with_loop(self) -> None:
-        with suppress(RuntimeError):  # of waiters, which have ended with the loop, too
+        with suppress(RuntimeError):  # raised by waiters that ended with the loop
             self._closed.set()
 
     async def _run(
@@ -492,8 +494,8 @@ class Node(CollectionCalls):
         *,
         changes: bool = True,
     ) -> T:
-        """Return what a call on the open node returns in time. If the node fails meanwhile, the
-        refusal says what failed.
+        """Return the result of a call on the open node, within `timeout`. If the node fails
+        meanwhile, the error names what failed.
         """
         self._check_open()
         try:
@@ -509,7 +511,7 @@ class Node(CollectionCalls):
 
     def _info(self, collection: str) -> CollectionInfo:
         self._check_open()
-        if not isinstance(collection, str):  # else it would be one call more for each write
+        if not isinstance(collection, str):  # checked here to save a call for each write
             check_text("collection", collection)
         return self._backend.catalog.collection_by_name(collection)
 
@@ -537,8 +539,8 @@ class Node(CollectionCalls):
         self._check_loop()
 
     def _check_loop(self) -> None:
-        """Raise unless this is the node's event loop: a look from a thread could meet an append
-        half way.
+        """Raise unless this is the node's event loop: another thread could see an append half
+        done.
         """
         if self._held.is_copy:
             raise StorageFailed(

@@ -21,17 +21,15 @@ _ROOT_IN_RECORD = re.compile(rf"^({'|'.join(ROOT_PACKAGES)})(?:/|\.py,|\.[^/,]*s
 
 @functools.cache
 def assert_sole_owner() -> None:
-    """Check, once in a process, that every root package is ours. Raises `PackageMissing`. Reads 10
-    ms of file lists.
+    """Check, once in a process, that every root package is ours. Raises `PackageMissing`. It reads
+    file lists for 10 ms.
     """
     check_owners(distributions())
     check_places({root: _place(root) for root in ROOT_PACKAGES})
 
 
 def check_owners(installed: Iterable[Distribution]) -> None:
-    """Raise `PackageMissing` for the first root package that another distribution ships files
-    in.
-    """
+    """Raise `PackageMissing` for the first root package in which another distribution has files."""
     # `importlib.metadata.packages_distributions` answers this for all packages, in ten times the
     # time.
     for distribution in installed:
@@ -43,8 +41,8 @@ def check_owners(installed: Iterable[Distribution]) -> None:
 
 
 def check_places(places: Mapping[str, Path | None]) -> None:
-    """Raise `PackageMissing` for the first root package that is not beside `streamingnode`, as all
-    are in a checkout.
+    """Raise `PackageMissing` for the first root package that is not in the directory of
+    `streamingnode`, for a checkout.
     """
     for root, place in places.items():
         if place is None or place != places[DISTRIBUTION]:

@@ -1,6 +1,4 @@
-"""What is going on, for a person who waits at a terminal: one line for each stage, rewritten as it
-goes on.
-"""
+"""Progress of long work on a terminal: one line for each stage, rewritten as it advances."""
 
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -10,9 +8,9 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Told by a long piece of work, in its block, where it is.
+    """Shows the stage of long work in a block, and ends the line of each stage with its duration.
 
-    Where nobody waits it says nothing: cron would send that as a mail.
+    It writes only to a terminal: cron would mail any other output.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -30,16 +28,14 @@ class Progress:
             self._bars.stop()
 
     def stage(self, name: str, total: float | None = None) -> None:
-        """Begin a stage of `total` steps, None when nobody knows how many; it ends the one
-        before.
-        """
+        """Begin a stage of `total` steps (None if unknown), and end the previous one."""
         if self._bars is not None:
             self._end()
             self._stage = self._bars.add_task(name, total=total, note="")
 
     def advance(self, done: float, note: str = "", *, total: float | None = None) -> None:
-        """Say that `done` steps of the stage are done, of `total` now that it is known, and
-        something short about it.
+        """Show that `done` steps of the stage are done, with a short note; `total` sets the number
+        of steps.
         """
         if self._bars is not None and self._stage is not None:
             self._bars.update(self._stage, completed=done, total=total, note=note)
@@ -50,7 +46,7 @@ class Progress:
 
 
 def _bars(stream: TextIO) -> "Bars":
-    """Return what rewrites the lines of stages; it takes a while to load."""
+    """Return the bars of rich, which takes 0.1 s to load."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 

@@ -1,5 +1,5 @@
-"""Messages as a reader of collections sees them: all parts of one tick together, rows as Arrow. No
-I/O.
+"""Messages as a reader of collections gets them: all parts of one tick in one message, rows as
+Arrow. No I/O.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ from wal.message import AnyMessage, Message, TransactionMessage
 from wal.position import MessageId, message_id_kind
 
 DELIVERED_TYPES = DML | DDL
-"""What a reader gets unless it asks for certain types; the rest is the node's own bookkeeping."""
+"""The types that a reader gets by default; all others are internal to the node."""
 PayloadSchemas = Mapping[MessageType, pa.Schema]
 """How inserts and deletes of one collection decode."""
 
 
 class ReadCollection(NamedTuple):
-    """One collection that is read."""
+    """A collection that a reader reads."""
 
     id: int
     name: str
@@ -34,18 +34,18 @@ class ReadCollection(NamedTuple):
 
 
 ReadChannels = Mapping[str, ReadCollection]
-"""What is read, by vchannel: each belongs to one collection."""
+"""The collections that are read, by vchannel; each vchannel belongs to one collection."""
 
 
 class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What happened to the collections of a reader at one tick.
+    """All changes of a reader's collections at one tick.
 
-    `type` is `INSERT`, `DELETE`, `TXN`, a DDL type, or `TIME_TICK` when ticks were asked for. A
-    transaction has its `bodies`, in order and only those of these collections, one for each insert
-    or delete, more for one that is too large for one append group; `num_rows` is then their sum.
-    `collection` is empty for a tick, and for a transaction over several: its bodies tell theirs.
-    Reading that resumes at `last_confirmed`, and passes over ticks up to this one, misses and
-    repeats nothing.
+    `type` is `INSERT`, `DELETE`, `TXN`, a DDL type, or, with `include_ticks`, `TIME_TICK`. A
+    transaction has `bodies`, in order: one for each insert or delete of these collections, and
+    several for one that is too large for one append group. Its `num_rows` is their sum.
+    `collection` is empty for a tick, and for a transaction over several collections; its bodies
+    have theirs. A reader that resumes at `last_confirmed`, and skips ticks up to this one, misses
+    and repeats nothing.
     """
 
     type: MessageType
@@ -61,8 +61,8 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def row_offsets(self) -> Mapping[str, tuple[int, int]]:
-        """The first row offset and the number of rows inserted on each vchannel; empty for a
-        transaction: ask its bodies.
+        """The first row offset and the number of inserted rows by vchannel; empty for a
+        transaction, whose bodies have them.
         """
         return {
             part.vchannel: (part.header.first_offset, part.header.rows)
@@ -71,8 +71,8 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         }
 
     def to_arrow(self) -> pa.Table | None:
-        """Return the rows of an insert, the keys of a delete in a column named as the primary key,
-        or else None.
+        """Return the rows of an insert, or the keys of a delete in a column named as the primary
+        key; None for any other type.
 
         The data is not copied.
         """
@@ -90,7 +90,7 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class ReadRows:
-    """Rows that came packed, of many messages: these are made when they are asked for."""
+    """Packed rows of many messages, which are built on request."""
 
     def __init__(
         self, rows: PackedRows, channels: ReadChannels, types: frozenset[MessageType]
@@ -105,7 +105,7 @@ class ReadRows:
     def of(
         cls, rows: PackedRows, channels: ReadChannels, types: frozenset[MessageType]
     ) -> "ReadRows | None":
-        """Return the rows of these vchannels and types, None when there are none."""
+        """Return the rows of these vchannels and types; None if there are none."""
         batches = tuple(
             batch for batch in rows.batches if batch.vchannel in channels and batch.type in types
         )
@@ -114,22 +114,22 @@ class ReadRows:
         return cls(rows, channels, types) if batches else None
 
     def messages(self) -> list[ReadMessage]:
-        """Make the messages, one for each group."""
+        """Return the messages, one for each group."""
         made = []
         for _, messages in groupby(self._rows.messages(), attrgetter("time_tick")):
             message = merge_tick(list(messages), self._channels, self._types)
-            assert message is not None, "only what is delivered is left"
+            assert message is not None, "only rows to be delivered are left"
             made.append(message)
         return made
 
     @property
     def count(self) -> int:
-        """How many messages there are."""
+        """The number of messages."""
         return int(self._rows.groups_where(lambda _: True).sum())
 
     def split(self, rows_max: int) -> "tuple[ReadRows | None, ReadRows | None]":
-        """Return the first messages, of up to so many rows together, and the others; None for
-        none.
+        """Return the first messages, with up to `rows_max` rows in total, and the others; None if
+        there are none.
         """
         rows_of = np.zeros(len(self._rows.ticks), np.int64)
         for batch in self._rows.batches:
@@ -143,14 +143,14 @@ class ReadRows:
 
 
 class ReadBatch(Sequence[ReadMessage]):
-    """Messages in order; those that came packed are made into objects when they are looked at."""
+    """Messages in order; packed ones become objects at the first access."""
 
     def __init__(self, parts: Sequence[ReadMessage | ReadRows]) -> None:
         self._parts = parts
 
     @property
     def num_rows(self) -> int:
-        """The rows and keys of all messages."""
+        """The number of rows and keys of all messages."""
         return sum([part.num_rows for part in self._parts])
 
     @property
@@ -179,8 +179,8 @@ class ReadBatch(Sequence[ReadMessage]):
 def merge_tick(
     messages: Sequence[AnyMessage], channels: ReadChannels, types: frozenset[MessageType]
 ) -> ReadMessage | None:
-    """Return the messages of one tick as one message, None if none of them is of the collections
-    and of the types.
+    """Return the messages of one tick as one message; None if there are none of these collections
+    and types.
     """
     last = messages[-1]
     kind = message_id_kind(messages[-1].wal_name)
@@ -209,10 +209,10 @@ def merge_tick(
 
 
 def _bodies(bodies: Sequence[Message], channels: ReadChannels) -> tuple[ReadMessage, ...]:
-    """Join the parts that one insert or delete left on several shards."""
+    """Join the parts of each insert or delete on several shards."""
     joined: list[list[Message]] = []
     for body in bodies:
-        assert isinstance(body.header, (InsertHeader, DeleteHeader)), "only those are asked for"
+        assert isinstance(body.header, (InsertHeader, DeleteHeader)), "bodies are of these types"
         if body.header.part > 0 and joined and joined[-1][-1].position + 1 == body.position:
             joined[-1].append(body)
         else:

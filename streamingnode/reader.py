@@ -1,8 +1,8 @@
 """Reads collections: `async with node.read(["orders", "stock"], policy) as messages`.
 
-A named reader of a quiet collection would hold everything that other collections write: so
-acknowledging the last message delivered acknowledges the quiet after it too, and a reader that has
-nothing to acknowledge moves on by itself.
+A named reader of a collection without new messages would hold the log of all other collections. So
+acknowledging the last delivered message also covers the log that was read after it, and a reader
+that has nothing to acknowledge moves its place by itself.
 """
 
 import time
@@ -40,16 +40,16 @@ from wal.timetick import TICK_MAX
 T = TypeVar("T")
 
 LEASE_INTERVAL_S = 10.0
-"""How often an idle named reader's place follows the log; each time is one synced write."""
+"""How often an idle named reader's place moves with the log; each move is one synced write."""
 
 
 class CollectionReader:
     """An open reader of one collection or several; one task uses it at a time. Made by `Node.read`.
 
-    It ends after everything at or below `until`, or after the message that the last of its
-    collections was dropped. A reader that falls behind costs nobody else anything. Raises, where it
-    is iterated, `Truncated` when what it would read next is gone, `Corrupt` for damage,
-    `OnShutdown` when the node closes.
+    It ends after everything at or below `until`, or after the message that its last collection was
+    dropped. A reader that falls behind slows down neither writes nor other readers. Iterating it
+    raises `Truncated` when the next messages are gone, `Corrupt` for damage, and `OnShutdown` when
+    the node closes.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class CollectionReader:
         include_ticks: bool,
         explain: Callable[[StreamingNodeError], None],
     ) -> None:
-        """`explain` raises what made the node fail, if that is why the reader is refused."""
+        """`explain` raises the error that ended the node, if that is why a call is refused."""
         infos = request.infos
         self._until = TICK_MAX if request.until is None else request.until
         self._types = request.types
@@ -74,16 +74,16 @@ class CollectionReader:
             for vchannel in info.vchannels
         }
         self._left = {info.id for info in infos}
-        """The collections that were not dropped, as far as it has read."""
+        """The collections that were not dropped, up to the messages read so far."""
         self._ready: deque[ReadMessage | ReadRows] = deque()
         self._entered = False
         self._open = False
         self._ended = False
         self._last_tick = 0
-        """That of the last message delivered; behind it there is nothing up to `_passed`."""
+        """The place of the last delivered message; up to `_passed` there is no further one."""
         self._acknowledged_tick = self._held_position = 0
-        """Of a named reader: everything up to that tick is acknowledged, and the log is held from
-        that position on.
+        """The place of a named reader: everything up to its tick is acknowledged, and the log is
+        held from its position on.
         """
         self._passed: ReadMessage | None = None
         self._follow_at_s = 0.0
@@ -93,7 +93,7 @@ class CollectionReader:
         """Find the place to start.
 
         Raises `Truncated`, `ReaderBusy`, and `InvalidArgument` for an id of another log or a tick
-        that is yet to come.
+        in the future.
         """
         if self._entered:
             raise InvalidArgument("a reader reads once — open another with node.read()")
@@ -127,13 +127,13 @@ class CollectionReader:
     async def batches(
         self, *, max_rows: int = 10_000, max_wait_s: float = 0.1
     ) -> AsyncIterator[ReadBatch]:
-        """Yield messages of up to `max_rows` rows together, each batch at most `max_wait_s` after
-        its first message.
+        """Yield batches of messages with up to `max_rows` rows, each at most `max_wait_s` after its
+        first message.
 
-        A message of more rows comes alone; a message without rows counts as one. Nothing is yielded
-        while nothing comes. Writes that went into the log together become objects only when a batch
-        is looked into. Cancelling loses nothing: what was gathered is what the reader gives next.
-        An error comes after it.
+        A message of more rows is a batch of its own; a message without rows counts as one row. No
+        batch is empty. Writes that were packed in the log become message objects only when a batch
+        is accessed. Cancelling loses nothing: the reader returns the gathered messages next. An
+        error is raised after them.
         """
         if (
             not isinstance(max_rows, int)
@@ -146,15 +146,15 @@ class CollectionReader:
             )
         while await self._has_more():
             rows = sum([part.num_rows or 1 for part in self._ready])
-            # an error comes again
+            # the next call raises the error again
             with anyio.move_on_after(min(max_wait_s, 1e9)), suppress(StreamingNodeError):
                 while rows < max_rows and not self._ended:
                     rows += await self._read_on()
-            if parts := self._take_rows(max_rows):  # else it was closed meanwhile
+            if parts := self._take_rows(max_rows):  # empty if it was closed meanwhile
                 yield ReadBatch(parts)
 
     def _take_rows(self, rows_max: int) -> list[ReadMessage | ReadRows]:
-        """Take what is ready, of up to so many rows together, or one message of more."""
+        """Take ready messages of up to `rows_max` rows, or one message with more rows."""
         taken: list[ReadMessage | ReadRows] = []
         while self._ready and rows_max > 0:
             first = self._ready.popleft()
@@ -162,7 +162,7 @@ class CollectionReader:
                 fitting, rest = (
                     first.split(rows_max) if isinstance(first, ReadRows) else (None, first)
                 )
-                assert rest is not None, "it has more rows than fit"
+                assert rest is not None, "the part has more rows than fit"
                 self._ready.appendleft(rest)
                 if fitting is None:
                     return taken or [self._take_message()]
@@ -172,7 +172,7 @@ class CollectionReader:
         return taken
 
     def _take_ready(self) -> Iterator[ReadMessage]:
-        """Yield the messages that are there, and take none that is not asked for."""
+        """Yield the ready messages, each taken only when it is requested."""
         while self._ready:
             yield self._take_message()
 
@@ -184,10 +184,10 @@ class CollectionReader:
         return first
 
     async def ack(self, message: ReadMessage) -> None:
-        """Start after `message` next time: durable when this returns; truncation stays behind it.
+        """Make the reader start after `message` next time; durable when this returns.
 
-        Everything before it counts as acknowledged too. Raises `InvalidArgument` for a reader
-        without a name, and for what it has not delivered yet.
+        It also acknowledges all earlier messages, and lets the log be truncated up to it. Raises
+        `InvalidArgument` for a reader without a name, and for a message that it has not delivered.
         """
         if not self._open:
             raise self._not_open()
@@ -202,13 +202,13 @@ class CollectionReader:
         is_own = type(message.last_confirmed) is self._message_id
         if not is_own or self._passed is None or message.time_tick > self._passed.time_tick:
             raise InvalidArgument(
-                f"{message.message_id} was not delivered by this reader — acknowledge what it did"
+                f"{message.message_id} was not delivered by this reader — acknowledge one that was"
             )
         upto = self._passed if message.time_tick == self._last_tick else message
         await self._explained(self._move(upto))
 
     async def close(self) -> None:
-        """End the reader, also when this is cancelled: else its name would stay in use.
+        """Close the reader, even if this call is cancelled, so that its name becomes free.
         Idempotent.
         """
         self._open = False
@@ -230,9 +230,7 @@ class CollectionReader:
         return bool(self._ready)
 
     async def _read_on(self) -> int:
-        """Wait for a batch, and return how many rows it made ready. Cancelled, it changes
-        nothing.
-        """
+        """Wait for a batch, and return how many rows it made ready. Cancelling changes nothing."""
         if not self._open:
             raise self._not_open()
         batch = await self._explained(self._reading.next_batch())
@@ -253,8 +251,8 @@ class CollectionReader:
         return sum([part.num_rows or 1 for part in delivered])
 
     async def _follow(self, passed: ReadMessage) -> None:
-        """Move a named reader on if everything delivered is acknowledged, and the last time is a
-        while ago.
+        """Move a named reader's place if everything delivered is acknowledged, at most once an
+        interval.
         """
         moved = passed.last_confirmed.position > self._held_position
         if (
@@ -263,12 +261,12 @@ class CollectionReader:
             and time.monotonic() >= self._follow_at_s
         ):
             self._follow_at_s = time.monotonic() + LEASE_INTERVAL_S
-            # reading goes on without it; the next time is soon enough
+            # reading goes on; the next interval moves the place
             with suppress(StreamingNodeError):
                 await self._move(passed)
 
     async def _move(self, upto: ReadMessage) -> None:
-        # durably, or on its way
+        # already moved that far, or moving
         self._acknowledged_tick = max(self._acknowledged_tick, upto.time_tick)
         await self._reading.ack(upto.last_confirmed.position, upto.time_tick)
         self._held_position = max(self._held_position, upto.last_confirmed.position)
@@ -294,8 +292,9 @@ class CollectionReader:
         return delivered
 
     def _passed_by(self, batch: ScanBatch) -> ReadMessage:
-        """Return the tick up to which everything was delivered; resuming after it misses nothing
-        that `until` held back.
+        """Return the tick up to which everything was delivered, as a message.
+
+        `until` bounds it, so that resuming after it misses none of the later messages.
         """
         until = min(self._until, batch.confirmed_tick)
         held_back = next((each for each in batch.visible if each.time_tick > until), None)
@@ -328,8 +327,8 @@ def _read_collection(info: CollectionInfo) -> ReadCollection:
 
 
 def check_types(types: Iterable[MessageType] | None) -> frozenset[MessageType]:
-    """Return the types of message to deliver. Raises `InvalidArgument`: a wrong one would hide
-    everything.
+    """Return the message types to deliver. Raises `InvalidArgument` for a type that readers never
+    get.
     """
     if types is None:
         return DELIVERED_TYPES

@@ -1,11 +1,11 @@
-"""Rows as callers have them, made into record batches of a collection's schema, one for each shard,
-or refused. No I/O.
+"""Converts callers' rows to record batches of a collection's schema, one for each shard, or refuses
+them. No I/O.
 
-In: dicts, a `RecordBatch` or a `Table`. Out: batches of exactly the schema, in row order, none
-empty; or `SchemaMismatch` naming column and row. Per row, Python runs only inside one comprehension
-per column, and not at all for Arrow input. A conversion keeps every value or fails; only floats may
-round to the nearest, and never to an infinity. So an integer goes into a float column only where
-every integer is a float.
+In: dicts, a `RecordBatch` or a `Table`. Out: non-empty batches of exactly the schema, in row order;
+or `SchemaMismatch` with column and row. Per row, Python runs only inside one comprehension per
+column, and not at all for Arrow input. A conversion keeps every value or fails; only floats may
+round to the nearest, and never to an infinity. So an integer column goes into a float column only
+if every integer of its type is exactly a float.
 """
 
 import datetime as dt
@@ -45,30 +45,28 @@ from wal.shard_hash import Hashes, hash_bytes, hash_integers
 ValuesT = TypeVar("ValuesT", Sequence[object], AnyArray)
 DictRows = Sequence[Mapping[str, object]]
 Rows = DictRows | pa.RecordBatch | pa.Table
-"""What `insert` and `upsert` take."""
+"""Rows of `insert` and `upsert`."""
 Keys = Sequence[object] | AnyArray | AnyChunkedArray | pa.RecordBatch | pa.Table
-"""What `delete` takes: key values, or Arrow data with one column of them."""
+"""Keys of `delete`: key values, or Arrow data with one column of them."""
 Values = Sequence[object]
 """The values of one column, row by row."""
 
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")
-"""What pandas calls the levels of an index that has no name, in Arrow data and in Parquet."""
+"""The name that pandas gives to unnamed index levels in Arrow data and in Parquet."""
 
 DICTS_PER_BATCH = 4_096
-"""Dicts converted in one go: about 2 ms of work, after which a thread gives way."""
+"""Dicts converted at a time: about 2 ms of work, after which a thread lets others run."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """What rows of one schema version must look like; build it once with `row_shape`."""
+    """The required shape of rows of one schema version; build it once with `row_shape`."""
 
     schema: pa.Schema
     key_index: int
     columns: "tuple[ColumnValues, ...]"
     required: tuple[int, ...]
-    """Indexes of the columns that take no null: the primary key, and those the schema says so
-    of.
-    """
+    """Indexes of the columns that take no null: the primary key and the non-nullable ones."""
 
 
 def row_shape(schema: pa.Schema, *, primary_key: str) -> RowShape:
@@ -85,11 +83,10 @@ def key_shape(shape: RowShape) -> RowShape:
 
 
 def to_batches(rows: Rows, shape: RowShape) -> list[pa.RecordBatch]:
-    """Return `rows` as batches of the shape's schema, all of them checked; an empty list when there
-    are none.
+    """Return `rows` as checked batches of the shape's schema; an empty list if there are no rows.
 
-    Raises `SchemaMismatch` for rows that do not fit, with the column, and the row where one is to
-    blame, and `InvalidArgument` for what holds no rows.
+    Raises `SchemaMismatch` for rows that do not fit, with the column, and with the row if a single
+    one is wrong; raises `InvalidArgument` for an object of another type.
     """
     if isinstance(rows, (pa.RecordBatch, pa.Table)):
         batches = []
@@ -132,11 +129,11 @@ def _listed(what: str, given: object, expected: str) -> list[Any]:
 
 
 def dicts_to_batch(rows: DictRows, shape: RowShape, *, first_row: int = 0) -> pa.RecordBatch:
-    """Return at least one dict as one batch; `first_row` is added to the row an error names.
+    """Return dicts, at least one, as one batch; `first_row` is added to the row in an error.
 
-    A column that takes null is null where a dict lacks it.
+    A nullable column is null where a dict lacks it.
     """
-    # others may make what they lack, and pass over what is no column
+    # other mappings may supply missing keys, and hide keys that are not columns
     if not {dict}.issuperset(map(type, rows)):
         rows = [dict(row) if isinstance(row, Mapping) else row for row in rows]
     names = shape.schema.names
@@ -162,9 +159,9 @@ def _batch_of_values(values: Sequence[Values], shape: RowShape, first_row: int) 
 
 
 def _check_names_of_each(rows: DictRows, shape: RowShape, first_row: int) -> None:
-    """Check that every row is a dict of columns, and has those that take no null.
+    """Check that every row is a dict of columns, and has all non-nullable ones.
 
-    Raises `InvalidArgument` for what is no dict, and `SchemaMismatch`.
+    Raises `InvalidArgument` for any other type of row, and `SchemaMismatch`.
     """
     names = shape.schema.names
     known = frozenset(names)
@@ -188,58 +185,56 @@ def _check_names_of_each(rows: DictRows, shape: RowShape, first_row: int) -> Non
 
 # --- Python values of one column ------------------------------------------------------------------
 #
-# Arrow alone would turn 1.5 into the integer 1, drop a field of a struct it does not know, read
-# bytes as text, and take the zone off a time, all silently. So types are looked at first: one set
-# of them per column, for times one look at their zones, and value by value only where a type is
-# unusual. What Arrow then refuses, or rounds, is seen to by `exact_cast`.
+# Arrow alone would silently turn 1.5 into the integer 1, drop an unknown field of a struct, read
+# bytes as text, and remove the zone of a time. So the types of values are checked first: one set of
+# them per column, the set of zones for times, and value by value only for unusual types.
+# `exact_cast` then handles values that Arrow refuses or rounds.
 
 _MORE_TYPES: dict[type, tuple[type, ...]] = {
     int: (np.integer,),
-    # Not unsigned ones: Arrow makes floats of them by way of signed integers, and 2^64 - 1 would
-    # become -1.
+    # Unsigned types are left out: Arrow converts them to floats by way of signed integers, so that
+    # 2^64 - 1 would become -1.
     float: (int, np.float32, np.signedinteger),
     bool: (np.bool_,),
     list: (tuple, np.ndarray),
 }
-"""What a column takes beside `python_type`, subclasses too."""
+"""The types that a column takes besides `python_type`, including their subclasses."""
 _NO_SUBCLASSES = {bool, dt.datetime, np.timedelta64}
-"""Not the integers and the date that they are subclasses of."""
+"""Types that are refused where their base class, an integer or a date, is taken."""
 _NUMBERS = "biuf"
-"""Kinds of numpy arrays whose elements all have the array's type, so that none of them has to be
-looked at.
+"""Kinds of numpy arrays whose elements all have the array's type, so that no element needs a
+check.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnValues:
-    """What Python values one column takes; build it once for a schema with `column_values`."""
+    """The Python values that one column takes; build it once for a schema with `column_values`."""
 
     name: str
-    """With those of the fields it lies in, with dots between."""
+    """The column's name; for a nested field, the names of its parents come first, with dots."""
     arrow_type: pa.DataType
     types: tuple[type, ...]
-    """The first is what its values are in Python."""
+    """The accepted types; the first is the Python type of the column's values."""
     usual: frozenset[type]
-    """These and None; subclasses have to be looked at, so that they are none of
-    `_NO_SUBCLASSES`.
-    """
+    """The accepted types and None; of their subclasses, those in `_NO_SUBCLASSES` are refused."""
     inner: "tuple[ColumnValues, ...]"
     wide_type: pa.DataType
-    """As `arrow_type`, but with times and floats in which no Python value is cut off."""
+    """`arrow_type`, but with times and floats wide enough for every Python value."""
     always_wide: bool
-    """Whether values have to be built wide and then cast, which refuses what the cast would cut
-    off.
+    """Whether values are built as `wide_type` and then cast, which refuses values that would lose
+    digits.
     """
     may_overflow: bool
-    """Whether Arrow may turn a value into an infinity in silence."""
+    """Whether Arrow may silently turn a value into an infinity."""
     has_zone: bool
-    """Whether it has times in a zone, which near the ends of Python's years may have no
+    """Whether it has times in a zone; near the ends of Python's years these may have no
     `datetime`.
     """
 
     def build(self, values: Values) -> AnyArray:
-        """Return the values as Arrow data. Raises `SchemaMismatch`, which tells no row, or what
-        Arrow raises.
+        """Return the values as Arrow data. Raises `SchemaMismatch` without a row, or Arrow's
+        errors.
         """
         self._check(values)
         array = self._as_arrow(values)
@@ -259,7 +254,7 @@ class ColumnValues:
         return exact_cast(pa.array(values, type=self.wide_type), self.arrow_type)
 
     def _check(self, values: Values) -> None:
-        """Raise `SchemaMismatch` for a value that this column does not take; None it does."""
+        """Raise `SchemaMismatch` for a value that this column does not take; None is accepted."""
         types = set(map(type, values))
         if not self._takes_all(types):
             wrong = next(value for value in values if not self._takes_all({type(value)}))
@@ -285,8 +280,8 @@ class ColumnValues:
         )
 
     def _check_times(self, times: Sequence[dt.datetime], types: set[type]) -> None:
-        """Check that every time is naive or aware as the column is, and no finer than Arrow reads
-        it.
+        """Check that every time is naive or aware like the column, and not finer than Arrow can
+        store.
         """
         naive = self.arrow_type.tz is None  # type: ignore[attr-defined]  # it is a timestamp
         if types <= {dt.datetime, NoneType}:
@@ -299,8 +294,8 @@ class ColumnValues:
                 raise self._refused(time, reason)
 
     def _check_digits(self, numbers: Sequence[Decimal | int]) -> None:
-        """Check that Arrow can tell what a number is: of more digits it makes zero, or crashes,
-        beyond its table.
+        """Check that Arrow can convert the numbers: with more digits than its table it returns zero
+        or crashes.
         """
         digits = self.arrow_type.scale + int((self.arrow_type.bit_width - 1) * math.log10(2))  # type: ignore[attr-defined]
         for number in numbers:
@@ -320,8 +315,8 @@ class ColumnValues:
             inner._check([struct.get(name) for struct in structs])  # noqa: SLF001
 
     def _check_items(self, lists: Sequence[Sequence[object]], types: set[type]) -> None:
-        """Check the elements of lists, without looking at each where types say it all: vectors have
-        thousands.
+        """Check the elements of lists; where their types suffice, without a check of each element:
+        vectors have thousands.
         """
         (item,) = self.inner
         if types <= {np.ndarray, NoneType}:
@@ -345,7 +340,7 @@ def column_values(field: AnyField, *, path: str = "") -> ColumnValues:
         name=name,
         arrow_type=field.type,
         types=types,
-        # A whole number is a decimal as it is; of its subclasses Arrow reads the text.
+        # An int is exactly a decimal; Arrow would convert a subclass of it by its text.
         usual=frozenset({*types, NoneType} | ({int} if pt.is_decimal(field.type) else set())),
         inner=tuple(column_values(each, path=f"{name}.") for each in child_fields(field.type)),
         wide_type=with_leaves(field.type, _widened),
@@ -361,17 +356,17 @@ def _has_zone(kind: pa.DataType) -> bool:
 
 _DAYS_OF_PYTHON = tuple((day - dt.date(1970, 1, 1)).days for day in (dt.date.min, dt.date.max))
 _ZONE_DAYS = 2
-"""No zone is further than a day from UTC: times further from the ends of Python's years are
-safe.
+"""A margin in days: a zone differs from UTC by at most one, so a time further than this from the
+ends of Python's years is safe in every zone.
 """
 
 
 def check_times_of_python(array: AnyArray) -> None:
-    """Raise `SchemaMismatch`, without a row, for a time in a zone that does not come back as
+    """Raise `SchemaMismatch`, without a row, for a time in a zone that cannot be read back as a
     `datetime`.
 
-    Its year is 0 or 10000 in UTC or in the zone of the column, though it was given in a zone in
-    which Python has it.
+    Its year is 0 or 10000 in UTC or in the zone of the column, although it is a valid `datetime` in
+    the zone of the caller's value.
     """
     for leaf in leaves(array):
         if not _has_zone(leaf.type):
@@ -396,17 +391,17 @@ _zone_of = attrgetter("tzinfo")
 
 
 def _is_plain_zone(zone: dt.tzinfo | None) -> bool:
-    """Whether times of this zone are aware and off UTC by whole seconds, whatever they are."""
+    """Whether every time of this zone is aware and differs from UTC by whole seconds."""
     return isinstance(zone, ZoneInfo) or (
         isinstance(zone, dt.timezone) and not zone.utcoffset(None).microseconds
     )
 
 
 def _why_not(time: dt.datetime, *, naive: bool) -> str | None:
-    """Return why a column, of naive times or not, would not give the time back; None when it
+    """Return why a column, of naive times or not, would not return the same time; None if it
     would.
     """
-    if getattr(time, "nanosecond", 0):  # of pandas, whose NaT is a datetime, too
+    if getattr(time, "nanosecond", 0):  # a pandas Timestamp or NaT, which are datetimes too
         return "is not in whole microseconds — convert it to datetime first, None for null"
     if naive:
         advice = "pass .astimezone(UTC).replace(tzinfo=None), or give the column a zone"
@@ -417,7 +412,7 @@ def _why_not(time: dt.datetime, *, naive: bool) -> str | None:
             "has no time zone, the column has one — pass .replace(tzinfo=UTC), or whatever zone "
             "it is in"
         )
-    # Arrow counts the offset in seconds.
+    # Arrow stores the offset in seconds.
     return (
         "is off UTC by a part of a second — convert it with .astimezone(UTC)"
         if offset.microseconds
@@ -458,9 +453,9 @@ def key_hashes(keys: AnyArray) -> Hashes:
 
 
 def conform(batch: pa.RecordBatch, shape: RowShape, *, first_row: int = 0) -> pa.RecordBatch:
-    """Return `batch` in exactly the schema of a shape, in sound buffers.
+    """Return `batch` in exactly the schema of a shape, with valid buffers.
 
-    `first_row` is added to the rows that errors name. Costs no copy when the schema is already the
+    `first_row` is added to the rows in errors. It copies nothing when the schema is already the
     same.
     """
     schema = shape.schema
@@ -471,16 +466,16 @@ def conform(batch: pa.RecordBatch, shape: RowShape, *, first_row: int = 0) -> pa
         for field in schema:
             given = batch.schema.field(field.name).type
             if not converts_exactly(given, field.type):
-                # as texts of a file are read, too
+                # the texts of a file are read in the same way
                 kind = given.value_type if pt.is_dictionary(given) else given
                 advice = "cast it before the insert"
                 if pt.is_timestamp(kind) and pt.is_timestamp(field.type):
-                    advice = "say which zone its times are in, as pc.assume_timezone does"
+                    advice = "give its times their zone, as pc.assume_timezone does"
                     if kind.tz is not None:
                         advice = "give the times of one zone without it, as pc.local_timestamp does"
                 reason = f"is {kind}, the schema has {field.type} — {advice}"
                 raise SchemaMismatch(f"column {field.name!r} {reason}", column=field.name)
-        # after the types: how deep they are nested is known to be harmless now
+        # after the types are checked, so that their nesting is bounded
         batch = _sound(batch)
         columns = [
             by_row(
@@ -496,7 +491,7 @@ def conform(batch: pa.RecordBatch, shape: RowShape, *, first_row: int = 0) -> pa
     for index in shape.required:
         check_nulls(batch.column(index), schema.names[index], first_row)
     for index, each in enumerate(shape.columns):
-        # tables have microseconds: one could never take a time beyond those, nor what follows
+        # Tables have microseconds: a time beyond their range would block the table for ever.
         if each.always_wide:
             widen = partial(exact_cast, target=each.wide_type)
             by_row(widen, batch.column(index), each.name, each.wide_type, first_row)
@@ -522,7 +517,7 @@ def check_column_names(names: Sequence[str], schema: pa.Schema) -> None:
 
 
 def check_nulls(array: AnyArray, column: str, first_row: int) -> None:
-    """Raise `SchemaMismatch` for a null in a column that takes none."""
+    """Raise `SchemaMismatch` for a null in a non-nullable column."""
     if array.null_count:
         row = first_row + pc.index(array.is_null(), True).as_py()
         raise _misfit(
@@ -537,10 +532,9 @@ def by_row(
     kind: pa.DataType,
     first_row: int,
 ) -> AnyArray:
-    """Return a column's values, converted; when they are refused, halving finds the first row to
-    blame.
+    """Return a column's values, converted; if that fails, find the first wrong row by halving.
 
-    `convert` raises what Arrow does, or a `SchemaMismatch` that tells no row.
+    `convert` raises Arrow's errors, or a `SchemaMismatch` without a row.
     """
     try:
         array = convert(values)
@@ -552,7 +546,7 @@ def by_row(
             half = len(values) // 2
             by_row(convert, values[:half], column, kind, first_row)
             by_row(convert, values[half:], column, kind, first_row + half)
-            # each half of it fits
+            # each half fits, so no single row is wrong
             reason = f"holds over 2 GiB in {len(values)} rows — insert fewer rows at a time"
             raise SchemaMismatch(f"column {column!r} {reason}", column=column) from None
         if isinstance(error, SchemaMismatch):
@@ -571,10 +565,9 @@ def _misfit(column: str, row: int, reason: str) -> SchemaMismatch:
 
 
 def _sound(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch with null for whatever lies under a null.
+    """Return the batch with null in every slot under a null.
 
-    Refuses buffers that lie about their lengths, and text that is not UTF-8, before anything reads
-    them.
+    Refuses buffers with wrong lengths, and text that is not UTF-8, before anything reads them.
     """
     try:
         batch.validate()

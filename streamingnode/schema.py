@@ -1,9 +1,8 @@
 """Schemas of collections: which Arrow types a column and a primary key may have, their stored
 bytes, and JSON rows. No I/O.
 
-The types are those that Parquet, Spark and the open table formats all keep exactly as they are:
-unsigned integers, nanoseconds and times of day are not among them, and a column that came back
-different would be a silent lie.
+The types are those that Parquet, Spark and the open table formats all keep exactly. Unsigned
+integers, nanoseconds and times of day are refused, because they would come back as other types.
 """
 
 import datetime as dt
@@ -44,15 +43,15 @@ KEY_TYPES = (
 )
 
 COLUMNS_MAX = 2_000
-"""Columns a row may have, nested fields included: every column costs each message metadata."""
+"""The most columns of a row, nested fields included: every column adds metadata to each message."""
 SCHEMAS_MAX = 256
-"""Decoded schemas that are kept: each reader and each look at a collection asks for one."""
+"""Cached decoded schemas: each reader, and each call that describes a collection, needs one."""
 NESTING_MAX = 16
-"""Lists and structs inside each other; readers of Parquet recurse."""
+"""The deepest nesting of lists and structs; readers of Parquet recurse."""
 
 _FORBIDDEN_CHARACTERS = frozenset(" ,;{}()=")
-"""What Parquet readers and table formats refuse in a column name; a name with a control character
-reads as null in Spark.
+"""Characters that Parquet readers and table formats refuse in a column name; Spark reads a column
+whose name has a control character as null.
 """
 _TIMESTAMP_UNITS = ("ms", "us")
 
@@ -87,7 +86,7 @@ _PYTHON_TYPES: tuple[tuple[Callable[[pa.DataType], bool], type], ...] = (
 
 
 def python_type(kind: pa.DataType) -> type:
-    """Return what a column's values are in Python."""
+    """Return the Python type of a column's values."""
     return next(python for matches, python in _PYTHON_TYPES if matches(kind))
 
 
@@ -101,12 +100,12 @@ def child_fields(kind: pa.DataType) -> list[AnyField]:
 
 
 def has_leaf(kind: pa.DataType, matches: Callable[[pa.DataType], bool]) -> bool:
-    """Whether the type, or one inside it, is such a one."""
+    """Whether the type, or a type inside it, matches."""
     return matches(kind) or any(has_leaf(child.type, matches) for child in child_fields(kind))
 
 
 def with_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """Return the type with those that hold no others changed, inside lists and structs too; fields
+    """Return the type with `change` applied to its leaf types, inside lists and structs too; fields
     lose their metadata.
     """
     inside = [
@@ -140,13 +139,13 @@ def decode_schema(data: bytes) -> pa.Schema:
 
 
 def check_schema(schema: pa.Schema, *, primary_key: str) -> pa.Schema:
-    """Return the schema a new collection gets, once every column is supported: without metadata,
-    its fields' neither.
+    """Return the schema of a new collection, after checking every column; metadata of the schema
+    and its fields is removed.
 
-    That may name an extension, and where a library knows it the column would be read back as one,
-    of no supported type. Raises `InvalidArgument` for what is no schema, has no columns or too
-    many, or lacks `primary_key`, and `SchemaMismatch` naming the column whose name or type cannot
-    be kept.
+    Metadata may name an extension type: a program that has the extension would read the column back
+    as an unsupported type. Raises `InvalidArgument` unless it is a schema with 1 to `COLUMNS_MAX`
+    columns that has `primary_key`, and `SchemaMismatch` naming a column whose name or type is
+    unsupported.
     """
     if not isinstance(schema, pa.Schema):
         raise InvalidArgument(
@@ -186,7 +185,7 @@ def _is_key_type(kind: pa.DataType) -> bool:
 def _is_supported(kind: pa.DataType) -> bool:
     if is_list(kind):  # Parquet reads a list of fixed size 0 back as a list of one null
         return not (isinstance(kind, pa.FixedSizeListType) and kind.list_size == 0)
-    # Parquet has no others: such a column could be inserted and never flushed
+    # Parquet has no other scales: such a column could be inserted but never flushed
     if isinstance(kind, pa.Decimal128Type):
         return bool(0 <= kind.scale <= kind.precision)
     if pt.is_struct(kind):
@@ -195,8 +194,9 @@ def _is_supported(kind: pa.DataType) -> bool:
 
 
 def _is_timestamp(kind: pa.DataType) -> bool:
-    """Whether a time is kept, in a zone that this machine knows: in another, rows would never be
-    Python values again.
+    """Whether the type is a supported timestamp, without a zone or in one that this machine knows.
+
+    Rows with an unknown zone could not be converted back to Python values.
     """
     if not pt.is_timestamp(kind) or kind.unit not in _TIMESTAMP_UNITS:
         return False
@@ -244,7 +244,7 @@ def _refused(column: str, reason: str, *, what: str = "column") -> SchemaMismatc
 
 
 def _check_unique(names: Iterable[str]) -> None:
-    """Spark does not tell `Id` from `id`, so a table could not have both."""
+    """Raise `SchemaMismatch` for names that differ only in case: Spark ignores case."""
     for name, count in Counter(name.lower() for name in names).items():
         if count > 1:
             raise _refused(
@@ -261,8 +261,9 @@ Row = dict[str, Any]
 
 
 def row_decoder(schema: pa.Schema) -> Callable[[bytes], Row]:
-    """Return what makes a line a row of `schema`; what a column refuses of values of its kind, the
-    node says.
+    """Return a function that decodes a JSON line to a row of `schema`.
+
+    It checks only the kinds of values; the node checks their ranges at the insert.
     """
     decoder = msgspec.json.Decoder(_object_type(schema))
     exact = msgspec.json.Decoder(_object_type(schema, time=_EXACT_TIME))
@@ -282,10 +283,8 @@ def row_decoder(schema: pa.Schema) -> Callable[[bytes], Row]:
 
 
 def _object_type(fields: Iterable[AnyField], time: Any = None) -> Any:
-    """Return the type of an object with these fields, each of which may be left out, and no
-    others.
-    """
-    # a column may be called `class`
+    """Return the type of an object with these optional fields and no others."""
+    # generated names, since a column may be called `class`
     names = {f"field_{number}": field for number, field in enumerate(fields)}
     return msgspec.defstruct(
         "Row",
@@ -296,8 +295,8 @@ def _object_type(fields: Iterable[AnyField], time: Any = None) -> Any:
 
 
 def json_type(kind: pa.DataType, time: Any = None) -> Any:
-    """Return the type of a column's values in JSON, null being one; `time` is that of times, if not
-    `datetime`.
+    """Return the type of a column's values in JSON, including null; `time` is the type of times, by
+    default `datetime`.
     """
     if is_list(kind):
         # made from a column's type

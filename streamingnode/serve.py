@@ -1,4 +1,6 @@
-"""The node as a process of its own: ready after recovery, ended by a signal, its clients first."""
+"""The node as a process of its own: it is ready after recovery; a signal ends its clients, then
+it.
+"""
 
 import asyncio
 import gc
@@ -37,7 +39,7 @@ async def serve_node(
     ready: Callable[[list[str]], None],
     reading: "TokensRead | None" = None,
 ) -> None:
-    """Run the node in `directory` until a signal. Raises what the node fails with.
+    """Run the node in `directory` until a signal. Raises the error that ends the node.
 
     Calls `ready` with the addresses at which the node listens. With `reading`, SIGHUP reads the
     file of tokens again, and does not end the node.
@@ -77,9 +79,9 @@ async def _serve(
             )
         if backend.http is not None:
             addresses.append(backend.http)
-        await node.consistent_tick()  # ticks advance: it is ready for readers, too
+        await node.consistent_tick()  # ticks advance, so it is ready for readers too
         gc.collect()
-        gc.freeze()  # what is loaded stays: no collection walks it again
+        gc.freeze()  # loaded objects stay for ever, so later collections skip them
         ready(addresses)
         await in_thread(notify, "READY=1")
         await first_of(stop.wait(), node.wait_closed())
@@ -90,20 +92,22 @@ async def _serve(
 
 
 class TokensRead:
-    """Reads the file of tokens anew at a signal. `told` gets what came of it.
+    """Reads the file of tokens again at a signal, and calls `report` with the result.
 
-    A file that cannot be used changes nothing. Connections end whose token is gone or has other
-    rights now; their clients connect again by themselves, where they may.
+    A file that cannot be read changes nothing. A connection ends if its token was removed or has
+    other rights now; its client then connects again by itself, if it still may.
     """
 
-    def __init__(self, file: Path, told: Callable[[str, Mapping[str, object]], None]) -> None:
+    def __init__(self, file: Path, report: Callable[[str, Mapping[str, object]], None]) -> None:
         self._file = file
-        self._told = told
+        self._report = report
         self._task: asyncio.Task[None] | None = None
         self._is_asked = False
 
     def begin(self, endpoints: Sequence[Endpoint], server: Server) -> None:
-        """Read it; once more afterwards if it is being read already. Called on the event loop."""
+        """Read the file; if a read is under way, read it once more after that. Called on the event
+        loop.
+        """
         self._is_asked = True
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._read(endpoints, server))
@@ -114,15 +118,15 @@ class TokensRead:
             try:
                 tokens = await in_thread(Tokens.read, self._file)
             except StreamingNodeError as error:
-                text = f"tokens: {error}; those that were read before stay"
-                await in_thread(self._told, text, {"tokens": None, "error": str(error)})
+                text = f"tokens: {error}; the previous tokens stay"
+                await in_thread(self._report, text, {"tokens": None, "error": str(error)})
                 continue
             for endpoint in endpoints:
                 endpoint.tokens = tokens
             ended = server.end_unless(tokens.are_those_of)
             clients = len(tokens.client)
             text = f"tokens: {clients} clients read from {self._file}, {ended} connections ended"
-            await in_thread(self._told, text, {"tokens": clients, "ended": ended})
+            await in_thread(self._report, text, {"tokens": clients, "ended": ended})
 
 
 COMPONENTS = {
@@ -136,18 +140,18 @@ COMPONENTS = {
     "wal.rocks.store": "wal-opener",
     "wal.rocksmq": "rocksmq",
 }
-"""Who says something, by the longest prefix of its logger's name; other people's loggers are a
-component each.
+"""The component of a record, by the longest prefix of its logger's name; each foreign logger is a
+component of its own.
 """
 
 
 class JsonLines(logging.Formatter):
-    """Makes of each record one JSON object in one line: `time`, `level`, `component`, `logger`,
+    """Formats each record as one JSON object in one line: `time`, `level`, `component`, `logger`,
     `event` and its fields.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line; what JSON does not know is given as text."""
+        """Return the line; a value without a JSON type becomes text."""
         name = record.name
         component = None
         while name and (component := COMPONENTS.get(name)) is None:
@@ -160,7 +164,7 @@ class JsonLines(logging.Formatter):
         }
         if isinstance(record.msg, Event):
             fields = dict(record.msg.fields)
-            if "pchannel" in fields and "term" in fields:  # as the channel of an owner is written
+            if "pchannel" in fields and "term" in fields:  # written like the channel of an owner
                 fields["channel"] = f"{fields.pop('pchannel')}:rw@{fields['term']}"
             return json.dumps(line | fields, default=str)
         fault = {"exception": self.formatException(record.exc_info)} if record.exc_info else {}
@@ -168,15 +172,15 @@ class JsonLines(logging.Formatter):
 
 
 def log_as_json() -> None:
-    """Have everything this process logs, from info on, on stderr as JSON lines."""
+    """Log all records of this process, from level info, to stderr as JSON lines."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
 def notify(state: str) -> None:
-    """Tell systemd, where it started this process with `Type=notify`; see sd_notify(3)."""
+    """Send `state` to systemd, if it started this process with `Type=notify`; see sd_notify(3)."""
     if place := os.environ.get("NOTIFY_SOCKET"):
         address = f"\0{place[1:]}" if place.startswith("@") else place
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-            told.sendto(state.encode(), address)
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+            systemd.sendto(state.encode(), address)

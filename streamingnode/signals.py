@@ -1,8 +1,9 @@
-"""What SIGINT, SIGTERM and SIGHUP do: the first ends a command in order, a second one at once.
+"""Handlers of SIGINT, SIGTERM and SIGHUP: the first signal ends a command in order, a second one at
+once.
 
-By default the first one interrupts the program as Ctrl-C does. Work that ends in another way says
-so for its block, with `reacting`. A signal that the program was started to ignore, as `nohup` and
-shells in the background do, stays ignored.
+By default the first one interrupts the program as Ctrl-C does. Work that ends in another way
+declares that for its block, with `reacting`. A signal that was ignored at the start of the program,
+as by `nohup` and for background jobs of shells, stays ignored.
 """
 
 import os
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_AT_ONCE = 1
 EXIT_SIGNALLED = 128
-"""Shells report the end by a signal as this and its number."""
+"""Shells report an end by a signal as this plus the signal's number."""
 
 _WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 
@@ -22,8 +23,9 @@ _WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIG
 class Interrupted(KeyboardInterrupt):
     """A signal ends the program.
 
-    Python notes a plain `KeyboardInterrupt` that comes while it runs text as code, as at the making
-    of a dataclass, and kills the process with SIGINT at its exit, whatever the exit code is.
+    Python remembers a plain `KeyboardInterrupt` that comes while it executes source text, as when
+    it builds a dataclass. It then kills the process with SIGINT at its exit, whatever the exit code
+    is.
     """
 
 
@@ -32,26 +34,26 @@ def _interrupt() -> None:
 
 
 class Ending:
-    """Which signal ends the program, and what it does first."""
+    """The signal that ends the program, and the reaction to it."""
 
     def __init__(self) -> None:
         self.number: signal.Signals | None = None
-        """The first signal that came; None while there was none."""
+        """The first signal that came; None before that."""
         self._reactions: list[Callable[[], object]] = [_interrupt]
 
     @property
     def word(self) -> str:
-        """How a program ends that is interrupted."""
+        """The word for the end of an interrupted program."""
         return _WORDS[self.number or signal.SIGINT]
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a program that is interrupted."""
+        """The exit code of an interrupted program."""
         return EXIT_SIGNALLED + (self.number or signal.SIGINT)
 
     @contextmanager
     def handling(self) -> Iterator[None]:
-        """Take the signals in the block, if this is the main thread; others get none."""
+        """Handle the signals in the block, if this is the main thread; other threads get none."""
         before = {}
         if threading.current_thread() is threading.main_thread():
             before = {each: signal.getsignal(each) for each in SIGNALS}
@@ -67,7 +69,7 @@ class Ending:
 
     @contextmanager
     def reacting(self, reaction: Callable[[], object]) -> Iterator[None]:
-        """Let the first signal do this in the block, in place of an interrupt.
+        """Make the first signal call `reaction` in the block, instead of an interrupt.
 
         The reaction runs between any two steps of the main thread: it must take no lock.
         """
@@ -85,4 +87,4 @@ class Ending:
 
 
 ENDING = Ending()
-"""That of this process."""
+"""The ending of this process."""

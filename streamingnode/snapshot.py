@@ -1,10 +1,10 @@
-"""A collection's rows at one tick: what its table has taken, the node's own cuts after that, and
-then the log.
+"""Reads a collection's rows at one tick: from its table, then from the node's cuts after that, then
+from the log.
 
-The table is found through its lease, the one path outside the node's directory that is followed,
-and believed when its commit names this node, this collection and this node's own cut. Where there
-is no table, or it cannot be used and the node's files still go back to the beginning, the files are
-all there is to read.
+The table is found through its lease; that is the only path outside the node's directory that is
+followed. A table counts only if its commit names this node, this collection and this node's own
+cut. Without a usable table, the node's files alone are read, if they still go back to the
+beginning.
 """
 
 from dataclasses import replace
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 def select(info: CollectionInfo, columns: tuple[str, ...] | None, keys: bytes | None) -> Selection:
-    """Return what `Node.snapshot` asks for; `keys` as a delete has them. Raises `SchemaMismatch`
-    for an unknown column.
+    """Return the selection of `Node.snapshot`; `keys` are encoded as in a delete. Raises
+    `SchemaMismatch` for an unknown column.
     """
     schema = arrow_schema(info)
     chosen = schema.names if columns is None else columns
@@ -70,7 +70,7 @@ async def take_snapshot(
     as_of: int | None,
     selection: Selection | None = None,
 ) -> pa.Table:
-    """Return a collection's rows as of a tick, now for None. Raises as `Node.snapshot` does."""
+    """Return a collection's rows as of a tick; None means now. Raises as `Node.snapshot` does."""
     if as_of is not None:
         info.check_created(as_of)
     with disk_errors_typed(flusher.cuts.directory.root):
@@ -79,7 +79,7 @@ async def take_snapshot(
             info = channel.check_live(info)
             checkpoint = flusher.checkpoint
             cuts = flusher.cuts
-            # above the checkpoint, so what its cuts know had happened by then
+            # `now` is above the checkpoint, so everything in the checkpoint's cuts is below it
             now = await channel.consistent_tick()
             tick = now if as_of is None else as_of
             if tick > now:
@@ -99,10 +99,10 @@ async def take_snapshot(
                 )
                 rows = await in_thread(read_rows, source)
             except StreamingNodeError as error:
-                channel.check_live(info)  # its files may have gone meanwhile
+                channel.check_live(info)  # its files may have been deleted meanwhile
                 is_behind = isinstance(error, (Truncated, TableAhead))
                 if is_behind and flusher.checkpoint is not checkpoint:
-                    # a cut, and what a table took and was given up behind it, overtook this
+                    # A new cut came meanwhile, and log or files before it were deleted: read again.
                     continue
                 if is_behind:
                     await flusher.check_cuts()
@@ -116,8 +116,8 @@ async def _read_tail(
 ) -> list[Visible]:
     """Return the collection's messages above a checkpoint and up to a tick."""
     tail: list[Visible] = []
-    # A position before the first cut too, not "all there is": by now there may be a cut, and log
-    # given up behind it.
+    # Use the position also before the first cut, not the earliest kept entry: by now there may be a
+    # cut, and the log may be truncated behind it.
     start = StartingPoint(checkpoint.start_position, checkpoint.tick)
     confirmed_tick = checkpoint.tick
     async with channel.read(start, vchannels=frozenset(info.vchannels)) as scanner:
@@ -129,7 +129,9 @@ async def _read_tail(
 
 
 def read_rows(source: SnapshotSource) -> pa.Table:
-    """Return a collection's rows; its cuts are anchored. Blocks. Raises as `Node.snapshot` does."""
+    """Return a collection's rows; the caller anchors its cuts. Blocks. Raises as `Node.snapshot`
+    does.
+    """
     # listing thousands of cuts takes longer than reading a table that has taken them
     earliest: int | None = None
     while True:
@@ -139,13 +141,11 @@ def read_rows(source: SnapshotSource) -> pa.Table:
             before = earliest
             earliest = min(cut_numbers(source.cuts.directory), default=0)
             if before == earliest:
-                raise  # else a table took cuts, and retention removed them, while they were read
+                raise  # otherwise a table took cuts, and retention deleted them, during the read
 
 
 def _read_once(source: SnapshotSource) -> pa.Table:
-    """Return the rows with the help of the first table that can be used, else of the node's own
-    files alone.
-    """
+    """Return the rows from the first usable table and the node's files, or from the files alone."""
     problem: StreamingNodeError | None = None
     for lease in leases_of(source.cuts, source.collection.id):
         try:
@@ -159,10 +159,10 @@ def _read_once(source: SnapshotSource) -> pa.Table:
 
 
 def _read_with_table(source: SnapshotSource, lease: Lease) -> pa.Table:
-    """Return the rows: the table's state at the tick if it has it, else its newest state before
-    that, and what came after.
+    """Return the rows: the table's state at the tick if it has it, otherwise its newest earlier
+    state with all later changes.
 
-    Raises `Truncated` naming the nearest ticks when neither the table nor the node's files have the
+    Raises `Truncated` with the nearest ticks when neither the table nor the node's files have the
     state.
     """
     table = open_leased(lease)
@@ -170,7 +170,7 @@ def _read_with_table(source: SnapshotSource, lease: Lease) -> pa.Table:
 
     history: list[TableVersion] = []
     for found in table.history():
-        # it may have taken a cut whose checkpoint is yet to come
+        # it may have taken a cut whose checkpoint is not written yet
         if found.note.cut <= source.last_cut:
             history.append(found)
             if found.note.last_tick <= source.as_of:
@@ -204,7 +204,7 @@ def _read_with_table(source: SnapshotSource, lease: Lease) -> pa.Table:
 def _base(
     source: SnapshotSource, table: "OpenTable", lease: Lease, state: "TableVersion"
 ) -> SnapshotBase:
-    """Return a version's rows. Raises `Corrupt` when it is not the state of this collection at this
+    """Return a version's rows. Raises `Corrupt` unless it is the state of this collection at this
     node's own cut.
     """
     note = state.note

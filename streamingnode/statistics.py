@@ -1,8 +1,8 @@
-"""What a node counts and measures: as `Node.statistics` returns it, and who measures it.
+"""The statistics that `Node.statistics` returns, and the meter of appends.
 
-Every field is explained in docs/metrics.md. Counts go from the opening of the node on and never
-back; rates are those of the last ten seconds; levels are of now. Times are seconds, sizes bytes,
-unless a name says otherwise.
+docs/metrics.md explains every field. Counts start at the opening of the node and only rise; rates
+are of the last ten seconds; levels are current. Times are in seconds and sizes in bytes, unless a
+name says otherwise.
 """
 
 import os
@@ -30,8 +30,8 @@ _log = event_log(__name__)
 
 
 class InterceptorStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One interceptor's share of the appends, waits and refusals included: before and after it
-    called the next one.
+    """The time of one interceptor before and after it called the next one; waits and refused
+    appends are included.
     """
 
     name: str
@@ -40,8 +40,8 @@ class InterceptorStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AppendStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The append groups of the node, those of its own background work included; only those that
-    succeeded are timed.
+    """The append groups of the node, including its background work; only successful ones are
+    timed.
     """
 
     succeeded: int
@@ -60,7 +60,7 @@ class AppendStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TickStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """How far readers may know the log."""
+    """The ticks of the log, and the tick up to which readers may read it."""
 
     last: int
     confirmed: int
@@ -72,8 +72,8 @@ class TickStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WriteStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on its way into the log, or may still have to leave it; `pending` bytes are held in
-    memory.
+    """Writes under way to the log, and segments that are not in files yet; `pending` bytes are held
+    in memory.
     """
 
     open_transactions: int
@@ -93,9 +93,7 @@ class TailStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpaceStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """How near the disk is to full: as of the last look, which is when something was written last,
-    or 100 ms ago.
-    """
+    """How near the disk is to full, as of the last check: at the last write, or 100 ms ago."""
 
     level: str
     free_bytes: int
@@ -106,12 +104,12 @@ class SpaceStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client has on its disk and its node not in its log: the oldest of it is `age_s`
-    seconds old.
+    """Writes on a client's disk that are not in its node's log yet; the oldest is `age_s` seconds
+    old.
 
-    `state` is `connected` while the node takes it, `refused` while it refuses for now, `away` or
-    `closed`. `frames` are messages, `writes` what is in them, `dead_letters` messages of topic
-    `writes.dead`.
+    `state` is `connected` while the node takes writes, `refused` while it refuses them for now,
+    `away` or `closed`. `frames` counts messages, `writes` the writes in them, and `dead_letters`
+    the messages of topic `writes.dead`.
     """
 
     state: str
@@ -124,10 +122,10 @@ class SpoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the node in process `pid` tells about itself at one moment; `space` is null for a
-    node in memory.
+    """All statistics of the node in process `pid` at one moment; `space` is null for a node in
+    memory.
 
-    `spool` is that of the client which asks, null without one.
+    `spool` is the spool of the client that asks; null without one.
     """
 
     pid: int
@@ -146,18 +144,16 @@ class NodeStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNCOUNTED_MAX = 256
-"""Appends counted at a time, which costs half as much; whoever asks for statistics sees all of
-them.
-"""
+"""How many appends are counted together, at half the cost; `statistics` first counts the rest."""
 
 SLOW_APPEND_S = 1.0
-"""An append that takes so long is a warning in the log."""
+"""An append that takes at least this long logs a warning."""
 
 
 @dataclass(slots=True)
 class TypeMeter:
-    """What succeeded of one type of messages: how many, their rows and payloads; each took as long
-    as its pack.
+    """The successful messages of one type: their number, rows and payloads; each counts the time of
+    its pack.
     """
 
     messages: int = 0
@@ -170,8 +166,7 @@ class TypeMeter:
 class AppendMeter:
     """Counts and times the appends of a node, over all terms of its log: about 2 us for each.
 
-    Others who observe them, as a user may, hear everything too. Those that are slow are told in the
-    log.
+    It forwards every call to other observers, such as the user's, and logs slow appends.
     """
 
     def __init__(self, *forward_to: AppendObserver) -> None:
@@ -184,16 +179,17 @@ class AppendMeter:
         self._uncounted: list[
             tuple[float, float, int, int, int, list[tuple[MessageType, int, int, int]]]
         ] = []
-        """Of appends that succeeded: when they ended, by the clock of the rates, seconds, groups,
-        messages, bytes; and of each batch and message in them type, messages, rows, payload."""
+        """One tuple for each successful append: its end (by the clock of the rates), seconds,
+        groups, messages, bytes, and for each batch or message its type, messages, rows, payload.
+        """
         self._interceptors = defaultdict[str, tuple[Histogram, Histogram]](
             lambda: (Histogram(), Histogram())
         )
         self._by_type = defaultdict[MessageType, TypeMeter](TypeMeter)
 
     def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
-        """Count the groups of an append, those that were refused too; only those that succeeded are
-        timed and sized.
+        """Count the groups of an append, also refused ones; only successful ones are timed and
+        sized.
         """
         groups = len(pack.groups)
         self._ended[status] += groups
@@ -262,14 +258,14 @@ class AppendMeter:
     def histograms(
         self,
     ) -> tuple[Mapping[MessageType, TypeMeter], Mapping[str, tuple[Histogram, Histogram]]]:
-        """Times and sizes of messages by type, and of each interceptor its time before and after
-        the next.
+        """Return times and sizes of messages by type, and for each interceptor its time before and
+        after the next one.
         """
         self._count()
         return self._by_type, self._interceptors
 
     def statistics(self, *, in_flight: int) -> AppendStatistics:
-        """Return what was measured so far."""
+        """Return the measurements so far."""
         self._count()
         inserts = self._by_type[MessageType.INSERT]
         deletes = self._by_type[MessageType.DELETE]
@@ -304,7 +300,9 @@ def node_statistics(
     now_ms: Callable[[], int],
     opened_s: float,
 ) -> NodeStatistics:
-    """Ask the parts of a node, on their event loop; `now_ms` is the clock that ticks follow."""
+    """Collect the statistics of a node's parts, on their event loop; `now_ms` is the clock that
+    ticks follow.
+    """
     at_ms = now_ms()
     term = channel.term
     store = channel.store

@@ -1,12 +1,12 @@
-"""The node without `async`, for notebooks and scripts: the same names, the same arguments, calls
-that block.
+"""The node without `async`, for notebooks and scripts: blocking calls with the same names and
+arguments.
 
     with sn.sync.open_node("data") as node:
         node.insert("orders", [{"id": 1, "item": "tea"}])
 
 In a notebook, `node = sn.sync.open_node("data")` in one cell and `node.close()` in another do the
-same. What a method does is said in the asynchronous class. All of it runs on an event loop in a
-thread of its own, as long as the node is open.
+same. The asynchronous classes document the methods. Everything runs on an event loop in a thread of
+its own, as long as the node is open.
 """
 
 import atexit
@@ -63,11 +63,10 @@ SideT = TypeVar("SideT", bound="Blocking")
 
 
 class BlockingLoop:
-    """An event loop in a daemon thread; `close` ends it, at exit at the latest, and then every call
-    raises `OnShutdown`.
+    """An event loop in a daemon thread; `close` ends it, at the latest at exit. After that every
+    call raises `OnShutdown`.
 
-    The thread is not there in a forked child, where a call would wait for it for ever: calls are
-    refused there.
+    A forked child lacks the thread, so a call there would never return: calls are refused there.
     """
 
     def __init__(self) -> None:
@@ -79,33 +78,30 @@ class BlockingLoop:
         atexit.register(self.close)
 
     def call(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """Run a function or coroutine function on the loop and return its result; errors come out
-        as they are.
+        """Run a function or coroutine function on the loop and return its result; raises its errors
+        unchanged.
         """
         self.check_open()
         called = self._portal.start_task_soon(function, *arguments)
         try:
             return called.result()
         finally:
-            # of an interrupt, too: what nobody waits for any more would take messages from who
-            # reads on
+            # Also after an interrupt: an abandoned call would take messages of a later one.
             called.cancel()
 
     def enter(self, context: AbstractAsyncContextManager[T, bool | None]) -> T:
-        """Enter what lasts as long as the loop, and is left when that is closed; a failure closes
-        the loop.
-        """
+        """Enter a context that lasts until the loop is closed; a failure closes the loop."""
         try:
             return self._entered.enter_context(self._portal.wrap_async_context_manager(context))
         except BaseException as error:
-            # an interrupt ends what is opening still
+            # an interrupt also ends an opening under way
             self.close(type(error), error, error.__traceback__)
             raise
 
     def close(self, kind: Any = None, error: Any = None, traceback: Any = None) -> None:
-        """Leave what was entered, because of an error or without, and end the loop; idempotent."""
+        """Leave the entered contexts, with an error or without, and end the loop; idempotent."""
         if os.getpid() != self._process:
-            # Whoever collects what was entered would leave it, and wait for the thread.
+            # Keep the contexts alive: their collection would leave them, and wait for the thread.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._entered))
         elif not self._closed:
             self._closed = True
@@ -114,14 +110,12 @@ class BlockingLoop:
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called, or could not be: this process is a fork of the one with the
-        loop.
-        """
+        """Whether `close` was called, or this process is a fork of the one with the loop."""
         return self._closed or os.getpid() != self._process
 
     def check_open(self) -> None:
-        """Raise `OnShutdown` when the loop is closed, and what else keeps a call from being made
-        here.
+        """Raise `OnShutdown` when the loop is closed, and another error when a call cannot be made
+        from this process or thread.
         """
         if self._closed:
             raise OnShutdown("the node is closed — open it again")
@@ -168,10 +162,10 @@ def blocking(
     method: Callable[Concatenate[Any, P], object], side: type[SideT]
 ) -> Callable[Concatenate[Any, P], SideT]: ...
 def blocking(method: Callable[..., Any], side: type[Blocking] | None = None) -> Callable[..., Any]:
-    """Return a method that runs the original's on the loop, asynchronous or not: an object belongs
-    to its loop.
+    """Return a method that runs the original on the loop, whether that is asynchronous or not: an
+    object may be used only on its loop.
 
-    With `side`, the blocking side of what that returns.
+    With `side`, the method returns the blocking side of the result.
     """
 
     @wraps(method)
@@ -184,16 +178,16 @@ def blocking(method: Callable[..., Any], side: type[Blocking] | None = None) -> 
     return call
 
 
-def told(original: Any) -> Any:
-    """Return a property that is the original's, read as it is, so that it answers after the end as
-    well.
+def read_directly(original: Any) -> Any:
+    """Return a property that reads the original's in the calling thread, so that it also works
+    after the loop is closed.
     """
     return property(lambda self: original.fget(self._original), doc=original.__doc__)
 
 
 def looked_up(original: Any, side: type[Blocking] | None = None) -> Any:
-    """Return a property that is the original's, read on the loop; with `side`, the blocking side of
-    what that is.
+    """Return a property that reads the original's on the loop; with `side`, it is the blocking side
+    of that.
     """
 
     def get(self: Blocking) -> Any:
@@ -206,7 +200,7 @@ def looked_up(original: Any, side: type[Blocking] | None = None) -> Any:
 class SyncTransaction(Blocking):
     """A transaction for a `with` block; see `streamingnode.writing.transaction.Transaction`."""
 
-    result: WriteResult | None = told(Transaction.result)
+    result: WriteResult | None = read_directly(Transaction.result)
     insert = blocking(Transaction.insert)
     upsert = blocking(Transaction.upsert)
     delete = blocking(Transaction.delete)
@@ -214,21 +208,21 @@ class SyncTransaction(Blocking):
     rollback = blocking(Transaction.rollback)
 
     def __exit__(self, *raised: object) -> None:
-        # refused by a closed node: it was not committed
+        # a closed node refuses this: the transaction was not committed
         self._loop.call(self._original.__aexit__, *raised)
 
 
 class SyncProducer(Blocking):
     """A named producer; see `streamingnode.writing.producer.Producer`. Any thread may call it."""
 
-    name: str = told(Producer.name)
-    epoch: int = told(Producer.epoch)
-    note: bytes = told(Producer.note)
+    name: str = read_directly(Producer.name)
+    epoch: int = read_directly(Producer.epoch)
+    note: bytes = read_directly(Producer.note)
     put_note = blocking(Producer.put_note)
     insert = blocking(Producer.insert)
     upsert = blocking(Producer.upsert)
     delete = blocking(Producer.delete)
-    last_sequence: int = looked_up(Producer.last_sequence)  # looks at what appends change
+    last_sequence: int = looked_up(Producer.last_sequence)  # appends change it
     transaction = blocking(Producer.transaction, SyncTransaction)
 
 
@@ -240,8 +234,8 @@ class SyncReader(Blocking):
     ack = blocking(CollectionReader.ack)
 
     def __iter__(self) -> Iterator[ReadMessage]:
-        # Many at a time: a hop between threads costs 50 us. What one loop leaves is what the next
-        # one begins with.
+        # Take all ready messages at once: a switch of threads costs 50 us. Messages that one loop
+        # does not take are the first of the next.
         while self._loop.call(self._original._has_more):  # noqa: SLF001 - the blocking side of it
             yield from self._original._take_ready()  # noqa: SLF001
 
@@ -365,11 +359,11 @@ class SyncMsgStreamFactory(Blocking):
 class SyncNode(Blocking):
     """An open node; see `streamingnode.node.Node`. Any thread may call it."""
 
-    path: str | None = told(Node.path)
-    node_id: str = told(Node.node_id)
-    durability: Durability = told(Node.durability)
-    config: NodeConfig = told(Node.config)
-    spool: SpoolStatistics | None = told(Node.spool)
+    path: str | None = read_directly(Node.path)
+    node_id: str = read_directly(Node.node_id)
+    durability: Durability = read_directly(Node.durability)
+    config: NodeConfig = read_directly(Node.config)
+    spool: SpoolStatistics | None = read_directly(Node.spool)
     mq: SyncQueue = looked_up(Node.mq, SyncQueue)
     channels: SyncChannels = looked_up(Node.channels, SyncChannels)
     statistics = blocking(Node.statistics)
@@ -405,8 +399,8 @@ class SyncNode(Blocking):
         return repr(self._original).replace("Node", "SyncNode", 1)
 
     def close(self) -> None:
-        """Close the node, as the end of a `with` block does; idempotent. At the end of the program
-        it happens by itself.
+        """Close the node, as the end of a `with` block does; idempotent. The end of the program
+        also closes it.
         """
         self._loop.close()
 
@@ -419,8 +413,8 @@ class SyncNode(Blocking):
 
 
 def _opened(opening: Callable[P, OpenNode]) -> Callable[P, SyncNode]:
-    """Return what opens the same node with the same arguments, for a `with` block or until
-    `close`.
+    """Return a function that opens the same node with the same arguments, for a `with` block or
+    until `close`.
     """
 
     @wraps(opening)
@@ -443,8 +437,8 @@ connect = _opened(asynchronous.connect)
 def bridge(
     node: SyncNode, topic: str, collection: str, *, name: str | None = None, once: bool = True
 ) -> BridgeReport:
-    """Bring the messages of a topic into a collection, until it is drained unless told otherwise;
-    see `sn.bridge`.
+    """Insert the messages of a topic into a collection, by default until the topic is drained; see
+    `sn.bridge`.
     """
     bringing = partial(asynchronous_bridge, node._original, topic, collection, name=name, once=once)  # noqa: SLF001
     report: BridgeReport = node._loop.call(bringing)  # noqa: SLF001 - the blocking side of both

@@ -1,9 +1,7 @@
-"""What a node does as spans of OpenTelemetry: its appends, cuts and recoveries; loaded only where
-`serve.traces` says so.
+"""OpenTelemetry spans of a node's appends, cuts and recoveries; loaded only with `serve.traces`.
 
-A span is made when the work it tells of has ended: nothing on the append path knows of it, and
-nothing is held meanwhile. Where spans go is for the program's SDK to say; without one they go
-nowhere.
+A span is created when its work has ended, so the append path carries nothing for it. The program's
+SDK exports spans; without one they are dropped.
 """
 
 import sys
@@ -26,17 +24,17 @@ class Traces:
     """The spans of one node. Its methods are called on the event loop."""
 
     def __init__(self, node_id: str, channel: str) -> None:
-        """Load what the program has configured; blocks."""
+        """Load the tracer that the program has configured; blocks."""
         self._tracer = trace.get_tracer("streamingnode")
         self._node = {"streamingnode.node_id": node_id, "streamingnode.channel": channel}
 
     def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
-        """Tell of one try of a pack.
+        """Record one attempt to append a pack.
 
-        It is a child of its caller's span if the write went alone. A pack of those that waited has
-        no parent: it would be the span of the caller who came first.
+        The span is a child of its caller's span if the write was appended alone. A pack of queued
+        writes has no parent: that would be the span of its first caller.
         """
-        told: dict[str, AttributeValue] = {
+        attributes: dict[str, AttributeValue] = {
             "term": pack.wal_term,
             "message_types": sorted({str(each.type) for each in pack.messages or pack.batches}),
             "groups": len(pack.groups),
@@ -46,37 +44,39 @@ class Traces:
             "outcome": status,
         }
         if pack.ticket is not None:
-            told |= {"tick": pack.time_tick, "position": pack.ticket.first_position}
-        self._tell("append", seconds, None if pack.come_again is None else Context(), **told)
+            attributes |= {"tick": pack.time_tick, "position": pack.ticket.first_position}
+        self._record(
+            "append", seconds, None if pack.come_again is None else Context(), **attributes
+        )
 
     def interceptor_timed(
         self, name: str, before_s: float, after_s: float, *, failed_before: bool
     ) -> None:
-        """Tell nothing: an append has one span."""
+        """Record nothing: an append has one span."""
 
     def cut_made(self, cut: Cut, seconds: float) -> None:
-        """Tell of a cut whose checkpoint is durable, from its message in the log on."""
+        """Record a cut whose checkpoint is durable; the span starts at its message in the log."""
         rows = sum(segment.rows for segment in cut.manifest.segments)
-        self._tell("cut", seconds, number=cut.number, tick=cut.tick, rows=rows)
+        self._record("cut", seconds, number=cut.number, tick=cut.tick, rows=rows)
 
     def recovered(self, term: int, entries: int, seconds: float) -> None:
-        """Tell of a term whose state was rebuilt from so many entries of the log; called in the
+        """Record a term whose state was rebuilt from `entries` entries of the log; called in the
         task that opens it.
         """
-        self._tell("recovery", seconds, term=term, entries=entries)
-        # background work, begun from here on, outlives the span of who opens the node
+        self._record("recovery", seconds, term=term, entries=entries)
+        # background work that starts from here on outlives the span of the opening caller
         attach(Context())
 
-    def _tell(
-        self, name: str, seconds: float, parent: Context | None = None, /, **told: AttributeValue
+    def _record(
+        self, name: str, seconds: float, parent: Context | None = None, /, **fields: AttributeValue
     ) -> None:
         begun_ns = (ended_ns := time.time_ns()) - round(seconds * 1e9)
-        attributes = self._node | {f"streamingnode.{key}": value for key, value in told.items()}
+        attributes = self._node | {f"streamingnode.{key}": value for key, value in fields.items()}
         span = self._tracer.start_span(
             f"streamingnode.{name}", parent, attributes=attributes, start_time=begun_ns
         )
-        failure = sys.exception()  # that goes up through the append
-        if told.get("outcome") == "error" and failure is not None:
+        failure = sys.exception()  # the error that the append is raising
+        if fields.get("outcome") == "error" and failure is not None:
             code = (
                 failure.code if isinstance(failure, StreamingNodeError) else type(failure).__name__
             )

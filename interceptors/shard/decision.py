@@ -121,7 +121,9 @@ def _check_rows(state: ShardState, message: MutableMessage) -> None:
             message.vchannel, header.collection_id, header.partition_id, header.schema_version
         )
     else:
-        assert isinstance(message.header, DeleteHeader), "rows come apart from everything else"
+        assert isinstance(message.header, DeleteHeader), (
+            "a group of rows has inserts and deletes only"
+        )
         catalog.check_delete(message.vchannel, message.header.collection_id)
 
 

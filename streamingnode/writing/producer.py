@@ -1,8 +1,8 @@
 """A named producer: writes that can be repeated exactly, by a later call, after a crash, or by
 another process.
 
-Each call is one append group or one transaction, so it is in the log whole, under its one sequence,
-or not at all.
+Each call is one append group or one transaction with one sequence, so the log has all of it or
+nothing.
 """
 
 from bisect import bisect_left, insort
@@ -24,38 +24,39 @@ NOTE_BYTES_MAX = 4_096
 
 
 def check_note(note: bytes) -> None:
-    """Raise `InvalidArgument` for what is no note."""
+    """Raise `InvalidArgument` unless `note` is a valid note."""
     if not isinstance(note, bytes) or len(note) > NOTE_BYTES_MAX:
         raise InvalidArgument(
-            f"the note is no bytes, or over {NOTE_BYTES_MAX} of them — keep it elsewhere"
+            f"the note is not bytes, or over {NOTE_BYTES_MAX} of them — keep it elsewhere"
         )
 
 
 class Outstanding:
-    """The writes of one producer that have begun and not ended: a next one waits while the oldest
-    lies a window behind.
+    """The writes of one producer that have begun and not ended; a new one waits while the oldest is
+    a whole window behind.
 
-    So after a crash every write that may be in the log is among those that the log remembers.
-    Waiting calls are let in first come, first served. Lives on the event loop.
+    So after a crash, every write that may be in the log is among those that the log remembers.
+    Waiting calls go first come, first served. Lives on the event loop.
     """
 
     def __init__(self, width: int) -> None:
         self._span = Budget(width)
-        """Held: how many writes have begun from the oldest that is under way on."""
+        """It holds one unit for each write begun since the oldest one under way, inclusive."""
         self._next = 0
         self._sequences: OrderedDict[int, int] = OrderedDict()
-        """The lowest sequence that each write may have, by number, the oldest first."""
+        """By number, oldest first: the lowest sequence that each write may have."""
         self._ascending: list[int] = []
         """The same sequences in order."""
 
     @property
     def settled(self) -> int:
-        """The lowest sequence that a write under way may have; there is one."""
+        """The lowest sequence that a write under way may have; call it only while there is one."""
         return self._ascending[0]
 
     async def enter(self, sequence: int) -> int:
-        """Begin a write with this sequence or a higher one; return its number: 0 for the first, one
-        more each time. Cancelling while it waits begins nothing.
+        """Begin a write with this sequence or a higher one; return its number, counted from 0.
+
+        A call that is cancelled while it waits begins nothing.
         """
         await self._span.take(1)
         number = self._next
@@ -65,7 +66,7 @@ class Outstanding:
         return number
 
     def leave(self, number: int) -> None:
-        """End a write: its outcome is known, or nobody waits for it any more."""
+        """End a write: its outcome is known, or its caller has stopped waiting."""
         sequence = self._sequences.pop(number)
         del self._ascending[bisect_left(self._ascending, sequence)]
         self._span.give_back(
@@ -77,14 +78,16 @@ class Producer:
     """One opening of a named producer; made by `Node.producer`, used on the node's event loop by
     any number of tasks.
 
-    The sequence of a write is `sequence=`, from 1 to 2^63 - 1, or one more than the highest used so
-    far when it goes to the log, which for a transaction is its commit. A write that is in the log
-    already is not written again: the call returns what the first one returned, even if it now has
-    other rows. So after an error, a deadline or a crash, repeat the call with the same sequence.
+    The sequence of a write is `sequence=`, from 1 to 2^63 - 1. Without it, the write gets one more
+    than the highest sequence so far, when it goes to the log; a transaction gets it at its commit.
+    A write that is already in the log is not written again: the call returns the first result, even
+    if it now has other rows. So after an error, a deadline or a crash, repeat the call with the
+    same sequence.
+
     Sequences may have gaps and may come out of order. A sequence below the newest
-    `producers.results_per_producer_max` results, and below all writes that are under way, is
-    `SequenceTooOld`. As many writes may be under way at a time before others wait; a transaction is
-    one of them from its commit on. Whoever opens the name again fences this producer: its calls
+    `producers.results_per_producer_max` results, and below all writes under way, raises
+    `SequenceTooOld`. That is also how many writes may be under way before others wait; a
+    transaction counts from its commit on. Opening the name again fences this producer: its calls
     raise `ProducerFenced`.
     """
 
@@ -99,33 +102,31 @@ class Producer:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The producer's name."""
         return self._name
 
     @property
     def epoch(self) -> int:
-        """How often the name was opened, this time included."""
+        """How often the name was opened, including this time."""
         return self._epoch
 
     @property
     def last_sequence(self) -> int:
-        """The highest sequence that is in the log, 0 for none: after a restart, what to go on
-        from.
-        """
+        """The highest sequence in the log, 0 for none; after a restart, go on with the next one."""
         return self._backend.last_sequence(self._id)
 
     @property
     def note(self) -> bytes:
-        """What `put_note` noted last, by this opening or one before; empty at first."""
+        """The last note of `put_note`, by this opening or an earlier one; empty at first."""
         return self._note
 
     async def put_note(self, note: bytes) -> None:
-        """Keep up to `NOTE_BYTES_MAX` bytes with the name, for whoever opens it next; durable when
-        this returns.
+        """Store up to `NOTE_BYTES_MAX` bytes with the name, for its next opening; durable when this
+        returns.
 
-        It is written apart from the producer's writes: note what a write covers before it, never
-        after. Raises `ProducerFenced`, and as a write does; after `Indeterminate`, the next opening
-        finds this note or the one before.
+        A note is not atomic with the producer's writes: put the note that describes a write before
+        that write, never after it. Raises `ProducerFenced`, and the errors of a write; after
+        `Indeterminate`, the next opening finds this note or the previous one.
         """
         check_note(note)
         await self._backend.put_note(self._name, self._epoch, note)
@@ -181,13 +182,13 @@ class Producer:
         keepalive_s: float | None = None,
         timeout: float | None = None,
     ) -> Transaction:
-        """Return a transaction that takes place once:
+        """Return a transaction that is written exactly once:
         `async with producer.transaction(sequence=7) as txn`.
 
-        When its write is in the log already, leaving the block writes nothing, and `txn.result` is
-        that of the first time. `keepalive_s` and `timeout` are those of `Node.transaction`. With a
-        given sequence, a block that stays open while `producers.results_per_producer_max` later
-        writes end is refused at its commit: `SequenceTooOld`.
+        If the write is already in the log, leaving the block writes nothing, and `txn.result` is
+        the first result. `keepalive_s` and `timeout` are those of `Node.transaction`. With a given
+        sequence, a block that stays open while `producers.results_per_producer_max` later writes
+        end raises `SequenceTooOld` at its commit.
         """
         deadline = None if timeout is None else Deadline(timeout)
         append = partial(self._append, self._stamp(sequence))
@@ -206,7 +207,7 @@ class Producer:
             return self._append(stamp, group)
 
         def append(group: AppendGroup) -> Awaitable[AppendResult]:
-            last.append(group)  # it makes the write appear
+            last.append(group)  # the group that makes the write appear
             return self._append_now(stamp, group)
 
         async def write_in_groups() -> WriteResult:
@@ -234,16 +235,14 @@ class Producer:
         return by_deadline(deadline, run, f"the {write.kind}", begun=begun)
 
     def _stamp(self, sequence: int | None) -> ProducerStamp:
-        """Return the stamp of a write; sequences that are drawn from now on are above a given
-        one.
-        """
+        """Return the stamp of a write; later automatic sequences are above a given one."""
         if sequence is None:
             return ProducerStamp(self._id, self._epoch, 0)
         self._backend.reach(self._id, check_sequence(sequence))
         return ProducerStamp(self._id, self._epoch, sequence)
 
     def _enter(self, stamp: ProducerStamp) -> Awaitable[int]:
-        """Begin a write, once it is its turn among the outstanding ones."""
+        """Begin a write, after waiting for its turn among the outstanding ones."""
         return self._outstanding.enter(stamp.sequence or self.last_sequence + 1)
 
     async def _append(self, stamp: ProducerStamp, group: AppendGroup) -> AppendResult:

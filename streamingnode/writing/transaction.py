@@ -1,7 +1,8 @@
 """Transactions as callers write them: `async with node.transaction() as txn`.
 
-Bodies are buffered and go out with their begin and commit as one append group; when they outgrow a
-group they are streamed under a session that the node keeps, and only the commit makes them appear.
+Bodies are buffered, and go to the log with their begin and commit as one append group. When they
+outgrow a group, they are streamed under a session that the node keeps, and only the commit makes
+them appear.
 """
 
 import asyncio
@@ -37,36 +38,37 @@ from wal.rows import Piece
 from wal.runtime import carry_on
 
 ROLLBACK_S_MAX = 5.0
-"""How long leaving the block waits for a rollback, at most; it goes on by itself."""
+"""How long leaving the block waits for a rollback, which goes on after that."""
 ROLLED_BACK = "rolled back by its caller"
 
 
 class TransactionState(Enum):
-    """Where a transaction stands, seen from its caller; the last three are ends."""
+    """The state of a transaction, as its caller sees it; the last three are final."""
 
     OPEN = auto()
     BROKEN = auto()
-    """Some of its bodies may be lost: only a rollback is left."""
+    """Some of its bodies may be lost, so it can only be rolled back."""
     COMMITTING = auto()
     COMMITTED = auto()
     ROLLED_BACK = auto()
     FAILED = auto()
-    """Its commit raised: not in the log, or indeterminate, as the error says."""
+    """Its commit raised; the error says whether it is not in the log or indeterminate."""
 
 
 class Transaction:
     """One transaction; made by `Node.transaction`, open from then until it is committed or rolled
     back.
 
-    Leaving the `async with` block commits; an exception in it rolls back and goes on unchanged.
-    Until the commit nobody sees anything, also not this caller. Several tasks may write to one
-    transaction; their order is then their own affair. Without rows it appends nothing, and its
-    result is as of `consistent_tick`. `append_commit` appends the group that makes it appear.
+    Leaving the `async with` block commits; an exception in it rolls back and is raised unchanged.
+    Before the commit its rows are invisible, also to this caller. Several tasks may write to one
+    transaction; they order their own calls. Without rows it appends nothing, and its result is as
+    of `consistent_tick`. `append_commit` appends the group that makes it appear.
 
-    A `deadline` bounds all that the transaction waits for at the node: the rows that it sends
-    before its commit, the commit, and a rollback. Past it, a commit that may be in the log raises
-    `DeadlineExceeded`. Every other call that would wait raises `Overloaded`: this transaction did
-    nothing, and never will; an earlier try of the same sequence is another one.
+    A `deadline` bounds every wait of the transaction for the node: for the rows that it sends
+    before its commit, for the commit, and for a rollback. Past it, a commit that may be in the log
+    raises `DeadlineExceeded`. Every other call that would wait raises `Overloaded`: this
+    transaction wrote nothing that will ever appear; an earlier attempt with the same sequence may
+    still appear.
     """
 
     def __init__(
@@ -80,46 +82,47 @@ class Transaction:
         self._writes = writes
         self._memory = writes.backend.pending.transactions
         self._bodies_bytes_max = writes.group_bytes_max - TRANSACTION_OVERHEAD_BYTES
-        # two go to its begin and its commit
+        # the begin and the commit are two messages of the group
         self._bodies_max = writes.backend.config.wal.group_messages_max - 2
         self._append_commit = append_commit or writes.backend.append
         self._state = TransactionState.OPEN
         self._pieces: list[Piece] = []
         self._messages = 0
         self._bodies_bytes = 0
-        """What they hold of the node's memory."""
+        """Bytes of the node's memory that the buffered bodies hold."""
         self._keepalive_ms = check_keepalive_ms(
             keepalive_s, age_s_max=writes.backend.config.txn.age_s_max
         )
         self._deadline = deadline
         self._txn_id = 0
-        """The session's, once bodies are streamed."""
+        """The id of the session, once bodies are streamed."""
         self._sending = asyncio.Lock()
         self._last: AppendGroup | None = None
-        """The group that makes it appear, once there is one."""
+        """The group that makes the transaction appear, once it is built."""
         self._result: WriteResult | None = None
 
     def __del__(self) -> None:
-        """Give back what a transaction held that nobody ended; in whatever thread garbage is
-        collected.
+        """Release the memory of a transaction that was never ended; runs in the thread that
+        collects garbage.
         """
         if self._bodies_bytes:
             self._memory.give_back_later(self._bodies_bytes)
 
     @property
     def result(self) -> WriteResult | None:
-        """What became of it: None until it is committed."""
+        """The result of the commit; None until it is committed."""
         return self._result
 
     async def insert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
-        """Add rows. Raises `SchemaMismatch` and the like at once; the transaction then goes on
-        without these rows.
+        """Add rows. Raises `SchemaMismatch` and other errors of the rows at once; the transaction
+        stays open, without these rows.
 
-        So it does after `Overloaded`, when the open transactions of the node hold half of
-        `writes.pending_bytes_max`, unless some of the rows were in already.
+        It raises `Overloaded` when the open transactions of the node hold half of
+        `writes.pending_bytes_max`; the transaction stays open too, unless some of the rows were
+        added before.
 
-        Past one append group it also raises what an append raises, and `Overloaded` past the
-        transaction's timeout; rows may be lost then, and only a rollback is left.
+        Past one append group it also raises the errors of an append, and `Overloaded` past the
+        transaction's timeout; rows may be lost then, and it can only be rolled back.
         """
         await self._write("insert", collection, rows, partition)
 
@@ -136,14 +139,14 @@ class Transaction:
         await self._write("delete", collection, keys)
 
     async def commit(self, *, timeout: float | None = None) -> WriteResult:
-        """Make everything appear at one tick and return when it is durable; leaving the block does
-        this by itself.
+        """Make everything appear at one tick and return when it is durable; leaving the block also
+        does this.
 
         `timeout` is in seconds and bounds this call; the transaction's own may end it earlier. Past
-        it the commit raises `DeadlineExceeded` when it may be in the log, else `Overloaded`: then
-        the transaction is rolled back. Cancelling leaves the outcome to the log. Raises
-        `InvalidTransactionState` after the end, `TransactionExpired` when the session ended
-        meanwhile, and what an append raises.
+        it the commit raises `DeadlineExceeded` when it may be in the log; otherwise it raises
+        `Overloaded`, and the transaction is rolled back. After a cancellation the log decides the
+        outcome. Raises `InvalidTransactionState` after the end, `TransactionExpired` when the
+        session ended meanwhile, and the errors of an append.
         """
         deadline = self._sooner(timeout)
         self._check_in(TransactionState.OPEN)
@@ -159,7 +162,7 @@ class Transaction:
         except BaseException:
             self._state = TransactionState.FAILED
             self._drop_bodies()
-            if not self._has_begun():  # else the log decides
+            if not self._has_begun():  # otherwise the log decides
                 await self._leave_session("its commit was refused")
             raise
         self._state = TransactionState.COMMITTED
@@ -167,10 +170,10 @@ class Transaction:
         return self._result
 
     async def rollback(self) -> None:
-        """Drop everything. Raises `InvalidTransactionState` after the end.
+        """Roll the transaction back. Raises `InvalidTransactionState` after the end.
 
-        Past the transaction's timeout it returns at once, and the node is told as soon as it can
-        be: nothing of the transaction appears in either case.
+        Past the transaction's timeout it returns at once, and the rollback goes to the node in the
+        background. In either case none of its rows appear.
         """
         self._check_in(TransactionState.OPEN, TransactionState.BROKEN)
         self._state = TransactionState.ROLLED_BACK
@@ -194,7 +197,7 @@ class Transaction:
         if state is TransactionState.OPEN and kind is None:
             await self.commit()
         elif state in {TransactionState.OPEN, TransactionState.BROKEN}:
-            # The caller's error is what matters; a session whose rollback fails expires by itself.
+            # The caller's error is raised; a session whose rollback fails expires by itself.
             self._state = TransactionState.ROLLED_BACK
             self._drop_bodies()
             await self._leave_session(ROLLED_BACK)
@@ -207,7 +210,7 @@ class Transaction:
     async def _write(
         self, kind: Kind, collection: str, rows: Rows | Keys, partition: str | None = None
     ) -> None:
-        """Add a few plain values as they are, others as Arrow data."""
+        """Add a few plain values directly, and others as Arrow data."""
         self._check_in(TransactionState.OPEN)
         write = self._writes.write(kind, collection, partition)
         pieces = write.plain(rows, self._bodies_bytes_max)
@@ -217,23 +220,24 @@ class Transaction:
             await self._add(pieces, first=True)
 
     async def add(self, write: Write, batches: Sequence[pa.RecordBatch]) -> None:
-        """Add what a write does with batches that were checked. Raises as `insert` does."""
+        """Add a write of checked batches. Raises as `insert` does."""
         self._check_in(TransactionState.OPEN)
         for number, batch in enumerate(
             slices_within(batches, self._bodies_bytes_max, write.size_bytes)
         ):
-            # Copied: its buffers may be the caller's, who has them back when the call returns.
+            # Copy the data: its buffers may be the caller's, who may reuse them after the call.
             await self._add(write.pieces(copied(batch)), first=not number)
 
     async def _add(self, pieces: Sequence[Piece], *, first: bool) -> None:
-        """Buffer pieces, behind what is streamed to make room for them; `first` of their call or
-        not.
+        """Buffer pieces, after streaming the buffered ones if they lack room.
+
+        `first` means that these are the first pieces of their call.
         """
         try:
             while not self._buffer(pieces):
                 await self._stream_in_time()
         except BaseException:
-            if not first:  # half of the call's rows are in
+            if not first:  # some of the call's rows are added already
                 self._break()
             raise
 
@@ -242,7 +246,7 @@ class Transaction:
             self._state = TransactionState.BROKEN
 
     def _buffer(self, pieces: Sequence[Piece]) -> bool:
-        """Buffer pieces; return False when what is buffered has to be streamed first."""
+        """Buffer pieces; return False when the buffered ones have to be streamed first."""
         size_bytes = messages = 0
         for piece in pieces:
             size_bytes += piece.size
@@ -253,7 +257,7 @@ class Transaction:
         )
         if self._pieces and is_full:
             return False
-        # it must not wait for other transactions, which may wait for it
+        # refuse instead of waiting: other transactions may wait for this one
         if not self._memory.try_take(size_bytes):
             raise Overloaded(
                 f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not "
@@ -277,7 +281,7 @@ class Transaction:
             raise
 
     async def _stream_bodies(self) -> None:
-        """Send what is buffered under the session, which begins with the first of them."""
+        """Send the buffered bodies under the session, which begins with the first of them."""
         async with self._sending:
             self._check_in(TransactionState.OPEN)
             try:
@@ -285,18 +289,18 @@ class Transaction:
                     self._txn_id = (
                         await self._writes.backend.append(begin_group(self._keepalive_ms))
                     ).txn_id
-                # it may have been ended by another task meanwhile
+                # another task may have ended the transaction meanwhile
                 if self._state is TransactionState.OPEN:
                     await self._send_bodies()
             except BaseException:
                 self._break()
                 raise
-            self._check_in(TransactionState.OPEN)  # nothing may be added to what ended meanwhile
+            self._check_in(TransactionState.OPEN)  # another task may have ended it meanwhile
 
     async def _send_bodies(self) -> None:
         pieces = self._pieces
         if pieces:
-            self._drop_bodies()  # they count as the session's from its append on
+            self._drop_bodies()  # the session counts them from their append on
             bytes_max = self._writes.group_bytes_max
             bodies = messages_of(pieces, self._txn_id, together_bytes=bytes_max // 2)
             for messages in messages_within(bodies, bytes_max):
@@ -324,7 +328,7 @@ class Transaction:
 
     async def _commit_in_turn(self) -> WriteResult:
         async with self._sending:
-            # what another task streamed meanwhile is lost
+            # bodies that another task streamed meanwhile are lost
             if self._state is TransactionState.BROKEN:
                 self._check_in(TransactionState.COMMITTING)
             return await self._commit()
@@ -341,7 +345,7 @@ class Transaction:
         else:
             return nothing_at(await self._writes.backend.consistent_tick())
         result = await self._append_commit(self._last)
-        # An earlier try of the same write may be in the log; this one may not be in it, too, then.
+        # If an earlier attempt of the same write is in the log, this one must not follow it.
         if self._txn_id and result.txn_id != self._txn_id:
             with suppress(StreamingNodeError):
                 await self._writes.backend.append(
@@ -350,9 +354,9 @@ class Transaction:
         return result
 
     async def _leave_session(self, reason: str) -> None:
-        """End the session, and wait for that as long as the caller has time; it goes on after that.
+        """End the session, and wait for that within the caller's time; it goes on after that.
 
-        Errors are dropped: a session that nobody ends expires.
+        Errors are dropped: a session that is not ended expires.
         """
         if not self._txn_id and not self._sending.locked():
             return
@@ -363,8 +367,8 @@ class Transaction:
             await carry_on(self._end_session(reason))
 
     async def _end_session(self, reason: str) -> None:
-        """Give its session up, now and not when it expires: others wait for room."""
-        async with self._sending:  # another task's begin may be on its way
+        """Roll the session back now, before it expires: others wait for its room."""
+        async with self._sending:  # another task may be sending the begin
             if self._txn_id:
                 await self._writes.backend.append(rollback_group(self._txn_id, reason))
 

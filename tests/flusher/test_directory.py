@@ -207,7 +207,7 @@ def test_a_missing_directory_of_cuts_is_corrupt_for_who_knows_of_one(node: NodeB
 
 def test_cuts_of_another_node_than_the_floor_file_says_are_corrupt(node: NodeBuilder) -> None:
     write_floor(node.path, Floor(node_id="somebody-else"))
-    with pytest.raises(Corrupt, match="is of node node-1, not of somebody-else"):
+    with pytest.raises(Corrupt, match="node-1, but the files beside it are of somebody-else"):
         CutLog(node.path).read(3)
     (node.path / "floor").write_bytes(b"damaged")
     assert CutLog(node.path).read(3).number == 3

@@ -105,7 +105,7 @@ def test_what_is_no_path_is_refused_and_nothing_is_made_of_its_name(
 def test_a_path_that_delta_takes_for_another_is_refused_at_once(
     one_row: NodeBuilder, tables: Path, name: str
 ) -> None:
-    with pytest.raises(InvalidArgument, match="in a path for another — name another directory"):
+    with pytest.raises(InvalidArgument, match="in a path — name another directory"):
         ingest(one_row.path, tables / name)
     assert not tables.exists()
 

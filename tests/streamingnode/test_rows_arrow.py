@@ -44,7 +44,7 @@ def test_batch_that_does_not_fit_is_refused_by_column(
 @pytest.mark.parametrize(
     "given, kind, step",
     [
-        (pa.timestamp("us"), pa.timestamp("us", "UTC"), "say which zone its times are in"),
+        (pa.timestamp("us"), pa.timestamp("us", "UTC"), "give its times their zone"),
         (pa.timestamp("ns", "UTC"), pa.timestamp("us"), "give the times of one zone without it"),
     ],
     ids=str,
