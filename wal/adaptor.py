@@ -299,7 +299,7 @@ class Wal:
         if not self.in_flight:
             self._drained.set()
 
-    # --- waiting for a failed log ----------------------------------------------------------
+    # --- waiting for a failed log -----------------------------------------------------------------
 
     async def in_term(self, call: Callable[[], Awaitable[T]], *, settled: bool = False) -> T:
         """Return the result of `call`. It is called again in the next term when it failed because
@@ -383,7 +383,7 @@ class Wal:
             assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
             self.state = state
 
-    # --- changing the term --------------------------------------------------------------------
+    # --- changing the term ------------------------------------------------------------------------
 
     async def keep(self) -> None:
         """Run the workers of each term, and open the next term after a failed write, until `close`.
