@@ -1,3 +1,3 @@
-"""Tools for a node's directory: look at it, verify it, back it up, restore it, take its rows out.
-The engine uses none.
+"""Tools for a node's directory: inspect, verify, back up, restore and export it. The engine does
+not use them.
 """

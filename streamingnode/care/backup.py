@@ -1,10 +1,10 @@
-"""Backup of a node, closed or running, and restore: copies that are read back before they get their
-name. Blocks.
+"""Backup of a node, closed or running, and restore. Copies are read back before they get their
+final name. Blocks.
 
-In: a database that no longer changes (linked by the running node, or simply closed), and the node
-directory around it. Out: a directory with the database, the cuts its checkpoint knows and all their
-files, leases, a floor file, and the record of it all. The database comes first and says which cut
-is its newest; cuts up to that one never change, and none goes meanwhile.
+In: a database that no longer changes (linked by the running node, or closed), and the node
+directory around it. Out: a directory with the database, the cuts up to its checkpoint with all
+their files, leases, a floor file, and a record of all files. The database is fixed first and
+determines the newest cut. Cuts up to that one never change, and none is deleted meanwhile.
 """
 
 import asyncio
@@ -75,45 +75,44 @@ T = TypeVar("T")
 
 UNFINISHED = ".unfinished"
 RESTORE_TERM_STEP = 1 << 16
-"""Terms are counted up once for each owner; a restored node starts at the next multiple of this, so
-that no owner of one history is taken for one of the other, whatever the original did since. Terms
-stay below 2^31 for 32,767 restores."""
+"""The term increases by one for each owner. A restored node starts at the next multiple of this, so
+that owners of the two histories never have the same term, whatever the original did since. Terms
+stay below 2^31 for 32,767 restores.
+"""
 
 _OTHER = "restore from another backup"
 _NOT_COPIED = ("LOCK", "LOG")
-"""RocksDB's lock and its own notes: no part of the data."""
+"""RocksDB's lock and its text log, which are not data."""
 
 
 @contextmanager
 def new_directory(path: Path, source: Path | None) -> Iterator[Path]:
-    """Yield where to build the directory `path`, outside of any `source`, as a whole or not at all;
-    durable at the end.
+    """Yield a directory to build in, which becomes `path` at the end of the block, durably and as a
+    whole or not at all.
 
-    It does not exist yet, or is empty. Built is `<name>.unfinished` beside it; what a crash leaves
-    there is named and left alone. Raises `InvalidArgument` when it is inside, `AlreadyExists`,
-    `StorageFailed` when it cannot be made.
+    `path` must not exist or be empty. The directory to build in is `<name>.unfinished` beside it;
+    one left by a crash is named in an error and not touched. Raises `InvalidArgument` when `path`
+    is inside `source` or a mount point, `AlreadyExists`, `StorageFailed` when it cannot be created.
     """
     given = path
     try:
-        # what a link leads to: the link itself gives its name to no directory
+        # resolve links: a directory cannot be renamed over a link
         path = Path(os.path.realpath(path))
         if path.is_mount():
-            raise InvalidArgument(
-                f"{given} is where a disk is mounted — name a new directory on it"
-            )
+            raise InvalidArgument(f"{given} is a mount point — name a new directory on it")
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-            raise AlreadyExists(f"{given} is there and not empty — name a new directory")
+            raise AlreadyExists(f"{given} exists and is not empty — name a new directory")
         if source is not None and path.is_relative_to(source.resolve()):
             raise InvalidArgument(f"{given} is inside {source} — name a directory outside it")
         building = path.with_name(path.name + UNFINISHED)
         building.mkdir(DIRECTORY_MODE, parents=True)
     except FileExistsError:
         raise AlreadyExists(
-            f"{path}{UNFINISHED} is left of a run that did not end — remove it, then try again"
+            f"{path}{UNFINISHED} is left over from an interrupted run — remove it, then try again"
         ) from None
     except OSError as error:
         raise StorageFailed(
-            f"cannot make {given}: {error.strerror} — choose a writable place"
+            f"cannot create {given}: {error.strerror} — choose a writable place"
         ) from error
     try:
         yield building
@@ -130,15 +129,15 @@ def backup_directory(
 ) -> BackupRecord:
     """Copy a node that no process has open into a new directory, and verify the copy.
 
-    Raises `InvalidArgument` when it is no node or the target lies in it, `AlreadyOwned` while it
-    runs, `AlreadyExists` for a target in use, `Corrupt` when the node is not sound,
-    `StorageFailed`. Nothing is at `target` then.
+    Raises `InvalidArgument` when `directory` is not a node or contains the target, `AlreadyOwned`
+    while the node runs, `AlreadyExists` for a target in use, `Corrupt` when the node is damaged,
+    `StorageFailed`. After an error nothing is at `target`.
     """
     with disk_errors_typed(directory), kept_closed(check_node(directory)):
         if (directory / BACKUP_RECORD_NAME).exists():
             raise InvalidArgument(f"{directory} is a backup already — copy it with any tool")
         with new_directory(target, directory) as building:
-            # The cut after the checkpoint's is taken too: of a node nobody owns it is whole.
+            # Include the cut after the checkpoint's too: in a node without an owner it is complete.
             return make_backup(
                 directory, directory, floor_of(directory), building, on_step, cuts_ahead=1
             )
@@ -147,10 +146,10 @@ def backup_directory(
 def make_backup(
     directory: Path, links: Path, floor: Floor, building: Path, on_step: OnStep, *, cuts_ahead: int
 ) -> BackupRecord:
-    """Copy and verify a node, and return what was made; `links` has the database, unchanging, and
-    the leases.
+    """Copy a node to `building`, verify the copy and return its record. `links` holds the database,
+    which does not change, and the leases.
 
-    No cut may go meanwhile. Raises `Corrupt`, `StorageFailed`.
+    No cut may be deleted meanwhile. Raises `Corrupt`, `StorageFailed`.
     """
     on_bytes = partial(on_step, "copy")
     with disk_errors_typed(building):
@@ -188,11 +187,11 @@ def make_backup(
 
 
 def _contents(directory: Path, links: Path, newest: int) -> Iterator[tuple[Path, str, int | None]]:
-    """Yield all but the floor file of a backup with cuts up to `newest`: where it is, its path, how
-    long it is at most.
+    """Yield the files of a backup with cuts up to `newest`, except the floor file: source, path in
+    the backup, and maximum size.
 
-    Files of collections that do not live at the newest cut may be gone; a table may wait for those
-    that are not.
+    Files of collections that are dropped at the newest cut may be missing; those that exist are
+    included, as a table may still need them.
     """
     for path in sorted((links / DATABASE_NAME).iterdir()):
         if path.is_file() and not path.name.startswith(_NOT_COPIED):
@@ -219,11 +218,11 @@ def _contents(directory: Path, links: Path, newest: int) -> Iterator[tuple[Path,
 def _copy_file(
     source: Path, directory: Path, path: str, bytes_max: int | None, on_bytes: Callable[[int], None]
 ) -> CopiedFile:
-    """Copy `source` to `directory / path` and return what was read; durable when it ends, but for
-    the names.
+    """Copy `source` to `directory / path` and return its size and checksum. The content is durable
+    on return, the name is not.
 
-    Raises `OSError`, and `Corrupt` for a file that is longer than `bytes_max` before any of it is
-    read: it may be a terabyte of holes.
+    Raises `OSError`, and `Corrupt` for a file that is longer than `bytes_max`, before reading it:
+    it may be sparse and huge.
     """
     target = directory / path
     for parent in reversed(target.relative_to(directory).parents):
@@ -236,26 +235,26 @@ def _copy_file(
         length, checksum = read_through(reading, lambda chunk: on_bytes(writing.write(chunk)))
         writing.flush()
         os.fsync(writing.fileno())
-        if hasattr(os, "posix_fadvise"):  # verifying is to read what the disk has
+        if hasattr(os, "posix_fadvise"):  # so that verifying reads from the disk
             os.posix_fadvise(writing.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return CopiedFile(path=path, bytes=length, crc32c=checksum)
 
 
 def _check_copy(building: Path, on_step: OnStep) -> None:
-    """Read everything back. Raises `Corrupt` naming the first thing that is not sound."""
+    """Verify the copy by reading all of it. Raises `Corrupt` naming the first damage."""
     damages = verify_unlocked(building, on_step=lambda _part, done: on_step("verify", done)).damages
     if damages:
         found = f"{damages[0].place}: {damages[0].detail}"
-        raise Corrupt(f"the copy is not sound, so it was given up: {found} — verify the original")
+        raise Corrupt(f"the copy is damaged and was deleted: {found} — verify the original")
 
 
 def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progress) -> BackupRecord:
-    """Make a node in a new directory from a backup, and verify it; its next owner's term is one
-    that no other can have.
+    """Create a node in a new directory from a backup, and verify it. Its next owner gets a term
+    that no other owner can have.
 
-    Raises `InvalidArgument` when it is no backup or the target lies in it, `AlreadyExists` for a
-    target that is not empty, `Corrupt` naming what is not as the backup says, `StorageFailed`.
-    Nothing is at `target` then.
+    Raises `InvalidArgument` when `backup` is not a backup or contains the target, `AlreadyExists`
+    for a target that is not empty, `Corrupt` naming a file that differs from the backup's record,
+    `StorageFailed`. After an error nothing is at `target`.
     """
     with disk_errors_typed(backup):
         record = read_record(backup)
@@ -269,8 +268,8 @@ def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progre
                 raise Corrupt(f"{backup} lacks {file.path} — {_OTHER}") from None
             if copied != file:
                 raise Corrupt(f"{source} is not what the backup had — {_OTHER}")
-        # Tables may come back older than they were: until each says again what it has taken, no cut
-        # of the backup goes.
+        # Tables may be restored to an older state too: until each reports again which cuts it has
+        # taken, no cut of the backup is deleted.
         before = min(cut_numbers(NodeDirectory(building)), default=1) - 1
         for lease in read_leases(NodeDirectory(building), node_id=record.node_id):
             if lease.collection_id != UNREADABLE:
@@ -287,29 +286,29 @@ def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progre
 
 
 def restore_file(backup: Path, directory: Path, path: str) -> CopiedFile:
-    """Put back one file of a node; `path` is relative to it, as `verify` names files.
+    """Restore one file of a node from a backup; `path` is relative to the node directory, as in the
+    findings of `verify`.
 
-    A running node goes on meanwhile. Only a file that the node can vouch for is taken: a segment or
-    delete file by the checksum in its manifest, a manifest by the one after it or by the
-    checkpoint. Raises `InvalidArgument` for what is no backup, no node or no file of a cut that is
-    kept, `Corrupt` when nothing vouches for the file or the backup's is another one,
-    `StorageFailed`. Nothing is changed then.
+    A running node continues meanwhile. Only a file that the node can verify is restored: a segment
+    or delete file by the checksum in its manifest, a manifest by the next manifest or by the
+    checkpoint. Raises `InvalidArgument` when there is no such backup, node or file of a kept cut,
+    `Corrupt` when the node cannot verify the file or the backup's file differs, `StorageFailed`.
+    After an error nothing is changed.
     """
     with disk_errors_typed(directory):
         record = read_record(backup)
         if (check_node(directory) / BACKUP_RECORD_NAME).exists():
             raise InvalidArgument(
-                f"{directory} is a backup, and stays as it was made — name a node's directory"
+                f"{directory} is a backup and must not be changed — name a node's directory"
             )
-        # A running owner, or one that comes now: it opens a file of a cut when it reads it, and
-        # writes none anew.
+        # This is safe beside a running or starting owner: it opens a cut's file only to read it,
+        # and never writes one again.
         number, content = _vouched_for(directory, backup, record.node_id, path)
         for_group = (directory / CUTS).is_dir() and bool((directory / CUTS).stat().st_mode & 0o040)
         node = NodeDirectory(directory, for_group=for_group)
         temporary = f"{path}.{uuid4().hex}{TEMPORARY_SUFFIX}"
         try:
-            # under a name that no other restore has; what a crash leaves of it is for `verify` to
-            # name
+            # a temporary name unique to this restore; after a crash `verify` reports it
             with node.create(temporary) as writing:
                 writing.write(content)
                 node.sync(writing)
@@ -319,12 +318,12 @@ def restore_file(backup: Path, directory: Path, path: str) -> CopiedFile:
                 node.remove(temporary)
             raise
         node.sync_parents([path])
-        # The owner records that a cut may go before it removes the first file: what it did not see,
-        # it will not miss.
+        # The owner records that a cut may be deleted before it removes the first file. If that
+        # happened meanwhile, the owner may have missed the restored file, and nothing needs it.
         if read_node_records(directory)[1].first_kept > number:
             node.remove(path)
             raise InvalidArgument(
-                f"retention gave up cut {number} meanwhile — nothing needs {path} any more"
+                f"retention deleted cut {number} meanwhile — nothing needs {path} any more"
             )
     return CopiedFile(path=path, bytes=len(content), crc32c=crc32c(content))
 
@@ -332,8 +331,8 @@ def restore_file(backup: Path, directory: Path, path: str) -> CopiedFile:
 def _vouched_for(
     directory: Path, backup: Path, backup_node_id: str, path: str
 ) -> tuple[int, bytes]:
-    """Return the number of the cut that has a file, and its content in the backup, if it is what
-    the node wrote.
+    """Return the number of the cut that has a file, and the file's content in the backup, verified
+    to be what the node wrote.
     """
     found, records = read_node_records(directory)
     if found.node_id != backup_node_id:
@@ -377,24 +376,25 @@ def _vouched_for(
 
 
 # --- of a running node ----------------------------------------------------------------------------
-#
-# The disk is used in threads, the log on the event loop. What retention takes meanwhile is not
-# missed.
+# Files are read in threads, the log on the event loop. Files that retention deletes meanwhile do
+# not count as missing.
 
 LINKS = "backup.tmp"
-"""In the node directory while a backup of the running node is made: hard links need the same
-disk.
+"""Directory of links in the node directory during a backup of the running node: hard links need the
+same disk.
 """
 
 
 class Upkeep:
-    """The upkeep of the node at `path`, None for one in memory: that one's calls are refused."""
+    """Verification and backup of the running node at `path`. Raises `InvalidArgument` for a node in
+    memory, whose path is None.
+    """
 
     def __init__(self, path: Path | None, channel: Channel, flusher: Flusher) -> None:
         store = channel.store
         if path is None or store.link_copy is None:
             raise InvalidArgument(
-                "a node in memory has nothing to verify or to back up — open one in a directory"
+                "a node in memory cannot be verified or backed up — open one in a directory"
             )
         self._path = path
         self._store = store
@@ -405,20 +405,22 @@ class Upkeep:
         self._backing_up = asyncio.Lock()
 
     async def verify(self) -> Report:
-        """Check everything the node has, as fast as the disk goes; see `Node.verify`.
+        """Check everything in the node, as fast as the disk allows; see
+        `Node.verify`.
 
-        The floor file is left out, as it is written all the time, and so is what nothing names yet.
+        It skips the floor file, which is written all the time, and files that no manifest names
+        yet.
         """
         report = Report()
-        # In this order: the checkpoint knows no cut that is not listed, and which cut is the first
-        # that is kept goes up before a cut goes.
+        # In this order every cut of the checkpoint is listed. `first_kept`, read later, rises
+        # before a cut is deleted.
         checkpoint = self._flusher.checkpoint
         with disk_errors_typed(self._path):
             numbers = await in_thread(cut_numbers, self._path)
             records = await check_store(self._store, self._topics, report)
             if records is not None:
                 records.checkpoint = checkpoint
-                records.last_tick = None  # a cut may have been made since
+                records.last_tick = None  # a cut may have been published since
             report.on_step = _check_cancelled
             await _in_own_task(in_thread(self._check_files, numbers, records, report))
         return report
@@ -440,16 +442,14 @@ class Upkeep:
             with disk_errors_typed(self._path):
                 await _in_own_task(run())
         except asyncio.CancelledError:
-            # too late to be stopped; its caller knows nothing of it, and would meet it in its way
+            # cancelled too late: delete the backup, which the caller does not expect at `path`
             if made:
                 await outlast(in_thread(shutil.rmtree, path))
             raise
         return made[0]
 
     async def _back_up(self, path: Path) -> BackupRecord:
-        """Link the database beside the node's own, in one step that costs no copying; then copy its
-        bytes at leisure.
-        """
+        """Link the database in one step, without copying; then copy the bytes from the links."""
         links = self._path / LINKS
         try:
             floor = await in_thread(self._make_links, links)
@@ -459,14 +459,14 @@ class Upkeep:
             await outlast(in_thread(partial(shutil.rmtree, links, ignore_errors=True)))
 
     def _make_links(self, links: Path) -> Floor:
-        """Make the directory of links, with leases, and return the floor: what both say is in the
-        database that is linked after that.
+        """Create the directory of links with the leases, and return the floor. The database is
+        linked afterwards, so it contains all that leases and floor refer to.
         """
-        shutil.rmtree(links, ignore_errors=True)  # a crash left it
+        shutil.rmtree(links, ignore_errors=True)  # left by a crash
         make_directory(links)
         make_directory(links / LEASES)
         for lease in sorted((self._path / LEASES).glob("*.json")):
-            with suppress(FileNotFoundError):  # its table was given up meanwhile
+            with suppress(FileNotFoundError):  # the lease was removed meanwhile
                 content = read_regular(lease, bytes_max=LEASE_BYTES_MAX)
                 write_file(links / LEASES / lease.name, content)
         return floor_of(self._path)
@@ -481,13 +481,13 @@ def _check_cancelled(_part: str, _bytes: int) -> None:
 
 
 async def _in_own_task(work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns; when the caller is cancelled, so is it, and its threads are
-    waited for.
+    """Run `work` and return its result. A cancellation of the caller cancels it too, and waits for
+    its threads.
     """
     scope = anyio.CancelScope()
     result = list[T]()
 
-    async def run() -> None:  # in a task of its own that only its scope can cancel
+    async def run() -> None:  # runs in its own task, which only its scope can cancel
         with scope:
             result.append(await work)
 

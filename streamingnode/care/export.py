@@ -1,15 +1,15 @@
-"""Taking out of a node what can be read of it: one Parquet file for each collection, without
-opening the node. Blocks.
+"""Export of the readable rows of a node: one Parquet file for each collection, without opening the
+node. Blocks.
 
-In: a directory that nobody has open, sound or damaged; it stays as it is. Out: the rows of each
-live collection at the newest tick there is: the files of the cuts, then the log behind the newest
-cut, deletes applied. What cannot be read is an error, or with `salvage` named and left out; a
-delete that is left out brings rows back, so that is no state the node ever had. A node that is open
-is asked for the same (`export_node`).
+In: a directory that no process has open, sound or damaged; it is not changed. Out: the rows of each
+live collection at the newest tick: the files of the cuts and the log after the newest cut, with
+deletes applied. Unreadable data is an error; with `salvage` it is listed and left out. A left-out
+delete makes deleted rows reappear, so such an export may be a state that the node never had.
+`export_node` exports an open node.
 
-The log behind the newest cut is read once for damage and schema changes, and once for each
-collection, so that memory holds one collection at a time: the rows of its files and of the log, and
-its deletes.
+The log after the newest cut is read once for damage and schema changes, and once for each
+collection. So memory holds one collection at a time: the rows of its files and of the log, and its
+deletes.
 """
 
 import os
@@ -60,8 +60,8 @@ _CHECKPOINT = f"{DATABASE_NAME}, checkpoint"
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
-    """What could not be read: a file, or a part of the log; `collection` is empty for any, `rows`
-    None when unknown.
+    """Something unreadable: a file or a part of the log. `collection` is empty when it may concern
+    any collection; `rows` is None when unknown.
     """
 
     place: str
@@ -71,7 +71,7 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One collection that was written."""
+    """One exported collection."""
 
     collection: str
     path: str
@@ -79,7 +79,7 @@ class ExportedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written, as of `tick`, and what was not; `missing` is empty for a sound node."""
+    """The files written, as of `tick`, and what is missing; `missing` is empty for a sound node."""
 
     path: str
     node_id: str
@@ -97,11 +97,11 @@ def export_directory(
 ) -> ExportResult:
     """Write `<collection>.parquet` for each live collection of a node into the new directory `out`.
 
-    `on_collection` is told the name of each before it is read. Raises `InvalidArgument` when it is
-    no node or `out` lies in it, `AlreadyOwned` while a process has it open, `AlreadyExists` for an
-    `out` that is not empty, `StorageFailed`, and without `salvage` `Corrupt`, `Truncated`,
-    `PackageMissing` or `TableAhead` for the first thing that cannot be read. Nothing is at `out`
-    then.
+    `on_collection` is called with each name before the collection is read. Raises `InvalidArgument`
+    when `directory` is not a node or contains `out`, `AlreadyOwned` while a process has it open,
+    `AlreadyExists` for an `out` that is not empty, `StorageFailed`, and without `salvage`
+    `Corrupt`, `Truncated`, `PackageMissing` or `TableAhead` for the first unreadable data. After an
+    error nothing is at `out`.
     """
     with (
         disk_errors_typed(directory),
@@ -118,8 +118,8 @@ async def export_node(
     *,
     on_collection: Callable[[str], None] = lambda _name: None,
 ) -> ExportResult:
-    """Write the same of a node that is open, in `building`, which becomes `out`. Raises as
-    `Node.snapshot` does.
+    """Export an open node into `building`, which later becomes `out`. Raises as `Node.snapshot`
+    does.
     """
     tick = await node.consistent_tick()
     names = sorted(each.name for each in node.collections())
@@ -128,7 +128,7 @@ async def export_node(
         on_collection(name)
         with suppress(CollectionNotFound):  # dropped meanwhile
             if node.collection(name).created_tick > tick:
-                continue  # created meanwhile, perhaps in place of one that was dropped
+                continue  # created meanwhile, perhaps replacing a dropped one
             rows = await node.snapshot(name, as_of=tick)
             files.append(await in_thread(_write_file, building, out, name, rows))
     return ExportResult(
@@ -137,7 +137,7 @@ async def export_node(
 
 
 def _write_file(building: Path, out: Path, name: str, rows: pa.Table) -> ExportedFile:
-    path = f"{check_name('collection', name)}.parquet"  # it becomes a file's
+    path = f"{check_name('collection', name)}.parquet"  # the name becomes a file name
     with create_file(building / path, exclusive=True) as file:
         pq.write_table(rows, file, compression="zstd", write_page_checksum=True)
         file.flush()
@@ -146,8 +146,8 @@ def _write_file(building: Path, out: Path, name: str, rows: pa.Table) -> Exporte
 
 
 class _Export:
-    """One export, and what could not be read, each thing once; without `salvage` the first is an
-    error.
+    """One export, and the list of missing data without repeats; without `salvage` the first missing
+    data is an error.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class _Export:
             if database is not None:
                 checkpoint = self._tried(_CHECKPOINT, database.checkpoint)
                 log = database.log(Report())
-            if log is not None:  # a kill may leave a node without one
+            if log is not None:  # after a kill a node may have no log
                 start = log.first or 1 if checkpoint is None else checkpoint.start_position
                 self._log = replace(log, first=start)
             cuts = CutLog(NodeDirectory(self._directory), node_id=node_id)
@@ -187,7 +187,7 @@ class _Export:
                 self._tried(
                     CUTS, partial(refuse_mixed, self._directory, checkpoint, node_id, last_tick)
                 )
-            # Of two of one name the older was dropped where the log is missing.
+            # If two have the same name, the older one was dropped in a missing part of the log.
             live = {info.name: info for info in state.catalog.collections()}
             files = [self._write_one(live[name], cuts, base) for name in sorted(live)]
         return ExportResult(
@@ -222,7 +222,9 @@ class _Export:
             return None
 
     def _base(self, cuts: CutLog, checkpoint: Checkpoint | None) -> tuple[Checkpoint, ShardState]:
-        """Return what is in files as the checkpoint knows it, or a newer cut."""
+        """Return the checkpoint and catalog of the newest readable cut: the checkpoint's, or a
+        newer one.
+        """
         state = None if checkpoint is None else self._tried(_CHECKPOINT, checkpoint.state)
         known = NO_CHECKPOINT if checkpoint is None or state is None else checkpoint
         for number in reversed(cut_numbers(self._directory)):
@@ -241,8 +243,8 @@ class _Export:
     def _messages(
         self, after_tick: int, info: CollectionInfo | None, report: Report
     ) -> Iterator[Visible]:
-        """Yield what readers of a collection, None: of all, would see above a tick, past damage,
-        which is in `report`.
+        """Yield the visible messages of a collection (None: of all) above a tick, continuing after
+        damage, which goes into `report`.
         """
         if self._log is None:
             return
@@ -257,15 +259,14 @@ class _Export:
                     info.name,
                     place,
                     None,
-                    "what it began with is missing, so all of it is left out",
+                    "its beginning is missing, so all of it is left out",
                 )
 
         transactions = TransactionBuffer(begin_missing=begin_missing)
         expected = self._log.first
         for entry in good_entries(self._log, stored_entries(self._log), report):
             if entry.first_position > expected:
-                # A transaction that was open here may lack a part, and nothing that comes later
-                # tells.
+                # A transaction open at this gap may lack a part, and no later entry shows it.
                 transactions = TransactionBuffer(begin_missing=begin_missing)
             expected = entry.last_position + 1
             self._tick = max(self._tick, entry.time_tick)
@@ -277,8 +278,8 @@ class _Export:
             yield from wanted.select(visible, entry.time_tick)
 
     def _catch_up(self, base: Checkpoint, state: ShardState) -> None:
-        """Bring the catalog up to the end of the log, and name what is damaged in that, and rows of
-        what nobody knows.
+        """Apply the log to the catalog, and list the log's damage and the rows of unknown
+        collections and partitions.
         """
         unknown = dict[str, int]()
         report = Report()
@@ -294,7 +295,7 @@ class _Export:
                     unknown[place] = unknown.get(place, 0) + batch.rows
         self._take(report)
         for place, rows in unknown.items():
-            self._lose("", place, rows, "what created it is missing")
+            self._lose("", place, rows, "the message that created it is missing")
 
     def _write_one(
         self, info: CollectionInfo, cuts: CutLog, base: Checkpoint

@@ -1,8 +1,9 @@
-"""What a verification says: where something is not as it should be, what, and the next step. Pure.
+"""The findings of a verification: each with a place, a detail and the next step.
+Pure.
 
-It is *damage* when something acknowledged cannot be read as it was written, or when parts do not
-belong together; a *warning* when nothing is lost: left-overs, files of others, a lease that only
-holds retention.
+A finding is *damage* when acknowledged data cannot be read as written, or when parts do not belong
+together. It is a *warning* when nothing is lost: left-overs, foreign files, a lease that only holds
+up retention.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,24 +14,24 @@ from enum import Enum, unique
 from wal.errors import Corrupt, StreamingNodeError
 
 OnStep = Callable[[str, int], None]
-"""Told of each step of a long work: what is done, and with how many bytes. What it raises ends the
-work.
+"""Called for each step of a long operation with the part and its number of bytes. An exception from
+it ends the operation.
 """
 
 RESTORE = (
     "restore the node, or a file of a cut, from a backup, "
     "or take out what can be read: streamingnode export DIR OUT --salvage"
 )
-"""The next step that many findings share."""
+"""The next step of many findings."""
 
 
 def no_progress(_part: str, _done: int) -> None:
-    """Take no note of a step."""
+    """Ignore a step."""
 
 
 @unique
 class Severity(Enum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     WARNING = "warning"
     DAMAGE = "damage"
@@ -38,9 +39,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be; `place` is a path in the node directory, or a part of
-    a log.
-    """
+    """One problem; `place` is a path in the node directory or a part of a log."""
 
     severity: Severity
     place: str
@@ -50,8 +49,8 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """What was looked at and what was found. `counts` are of things checked, `bytes` of bytes
-    read.
+    """The result of a verification: findings, numbers of things checked (`counts`) and bytes read
+    (`bytes`).
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -60,12 +59,14 @@ class Report:
     on_step: OnStep = field(default=no_progress, repr=False, compare=False)
 
     def damage(self, place: str, detail: str, next_step: str = RESTORE) -> None:
-        """Add a finding that something acknowledged is not there as it was written."""
+        """Add a damage: acknowledged data is missing or differs, or parts do not belong
+        together.
+        """
         self.findings.append(Finding(Severity.DAMAGE, place, detail, next_step))
 
     def error(self, place: str, error: Exception, next_step: str = "") -> None:
-        """Add what a reader of the engine raised, as damage: its text, and its next step unless
-        another one is given.
+        """Add an exception of one of the engine's readers as damage, with its text, and its next
+        step unless another one is given.
         """
         detail, _, step = str(error).partition(" — ")
         self.damage(
@@ -74,28 +75,30 @@ class Report:
 
     @contextmanager
     def errors_at(self, place: str, next_step: str = "") -> Iterator[None]:
-        """Add what is raised in the block, as `error` does, and go on behind it."""
+        """Add an `OSError` or `StreamingNodeError` of the block as `error` does, and continue after
+        the block.
+        """
         try:
             yield
         except (OSError, StreamingNodeError) as error:
             self.error(place, error, next_step)
 
     def warn(self, place: str, detail: str, next_step: str) -> None:
-        """Add a finding by which nothing is lost."""
+        """Add a warning: nothing is lost."""
         self.findings.append(Finding(Severity.WARNING, place, detail, next_step))
 
     def count(self, what: str, number: int = 1) -> None:
-        """Say that so many more of something were checked."""
+        """Count `number` more checked things of a kind."""
         self.counts[what] = self.counts.get(what, 0) + number
 
     def read(self, part: str, number: int) -> None:
-        """Say that so many bytes of a part were read."""
+        """Count bytes read of a part, and call `on_step`."""
         self.bytes += number
         self.on_step(part, number)
 
     @property
     def damages(self) -> list[Finding]:
-        """The findings by which something is lost or does not belong together."""
+        """The findings that are damage."""
         return [finding for finding in self.findings if finding.severity is Severity.DAMAGE]
 
     @property

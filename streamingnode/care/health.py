@@ -1,8 +1,8 @@
-"""Whether a machine, an installation, a node directory and a running node are fit: facts, and what
-is wrong, in plain words.
+"""Health of a machine, an installation, a node directory and a running node: facts, and findings in
+plain words.
 
-What is measured is measured here and now; one temporary file is written where the node would write.
-All but `judge` blocks.
+Measurements are taken now, with one temporary file where the node would write. Everything but
+`judge` blocks.
 """
 
 import os
@@ -55,24 +55,25 @@ OPTIONAL = {
 
 FSYNCS = 50
 FSYNC_SLOW_S = 0.010
-"""Slower than this, a single client waits for little but the disk: network disks, cheap SSDs."""
+"""Above this a single client mostly waits for the disk, as with network disks and cheap SSDs."""
 
 FILES_MIN = 1_024
-"""RocksDB keeps up to a few hundred files open, clients one each."""
+"""RocksDB keeps up to a few hundred files open, and each client one."""
 
 Limits = tuple[float, float]
-"""From where on there is a warning, and from where on it is critical."""
+"""The values from which on a measure is a warning, and critical."""
 
 FREE_BYTES_COMFORT = 4 << 30
-"""Less leaves little between the first warning and the point at which appends are refused."""
+"""With less free space there is little between the first warning and the refusal of appends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """What `judge` goes by: seconds, and bytes that are free.
+    """The limits of `judge`: seconds, and free
+    bytes.
 
-    Cuts come every 10 s by default; a transaction ends by itself after 10 minutes; retention keeps
-    a day anyway.
+    Cuts come every 10 s by default; a transaction ends by itself after 10 minutes; retention always
+    keeps a day.
     """
 
     flusher_lag_s: Limits = (120.0, 900.0)
@@ -89,10 +90,10 @@ _COMPILE = (
 
 
 def examine(directory: Path | None, report: Report) -> dict[str, str]:
-    """Return what this machine and installation are, and `directory` when it is given; `report`
-    gets what is wrong.
+    """Return facts about this machine, the installation, and `directory` if given; problems go into
+    `report`.
 
-    Damage is what a node cannot be opened with; with a warning it can.
+    With damage a node cannot be opened; with warnings it can.
     """
     facts = {
         "python": f"{sys.version.split()[0]} at {sys.executable}",
@@ -154,7 +155,7 @@ def _judge_space(
     text = facts["disk space"] = (
         f"{free >> 20} MiB free{where}; appends are refused below {needed >> 20} MiB"
     )
-    # less is worse here, so all three have the other sign
+    # less is worse here, so the value and both limits are negated
     limits = 1 - limits[0], 1 - max(limits[1], needed)
     _judge_level(-free, limits, "disk space", text, "free space, or use another disk", report)
 
@@ -170,18 +171,18 @@ def _judge_level(
 
 
 def judge(
-    told: NodeStatistics,
+    node: NodeStatistics,
     readers: Sequence[ReaderInfo],
     transactions: Sequence[TransactionInfo],
     thresholds: Thresholds,
     report: Report,
 ) -> dict[str, str]:
-    """Return what a running node tells of itself, in short; `report` gets what is wrong: damage is
-    what is critical.
+    """Return short facts about a running node; problems go into `report`, critical ones as
+    damage.
     """
-    log = told.log
-    flusher = told.flusher
-    space = told.space
+    log = node.log
+    flusher = node.flusher
+    space = node.space
     facts = {"log": f"{log.state}, term {log.term}"}
     if log.state != LogState.OPEN.value:
         report.damage(
@@ -189,7 +190,7 @@ def judge(
             f"it takes no appends: {log.state}, {log.last_error or log.store}",
             "look at its disk",
         )
-    lag_s = flusher_lag_s(told)
+    lag_s = flusher_lag_s(node)
     facts["flusher"] = (
         f"{flusher.state.value}, {flusher.unflushed_rows} rows wait, the oldest for {lag_s:.0f} s"
     )
@@ -221,13 +222,13 @@ def judge(
     return facts
 
 
-def flusher_lag_s(told: NodeStatistics) -> float:
-    """Return for how long the oldest row that is in no cut waits for one, since the node is open; 0
-    without one.
+def flusher_lag_s(node: NodeStatistics) -> float:
+    """Return how many seconds the oldest row has waited for a cut, at most since the node was
+    opened; 0 without such a row.
     """
-    since_tick = told.flusher.unflushed_since_tick
+    since_tick = node.flusher.unflushed_since_tick
     return (
-        min(told.uptime_s, max(0, told.at_ms - physical_ms(since_tick)) / 1000)
+        min(node.uptime_s, max(0, node.at_ms - physical_ms(since_tick)) / 1000)
         if since_tick
         else 0.0
     )
@@ -264,7 +265,7 @@ def _look_at_node(directory: Path, facts: dict[str, str], report: Report) -> Non
         elif directory.exists():
             check_node(directory)
         if not is_node(directory):
-            facts["node"] = f"{directory} holds none yet; opening one makes it"
+            facts["node"] = f"{directory} holds no node yet; opening it creates one"
             return
         floor = floor_of(directory)
         cuts = CutLog(directory)

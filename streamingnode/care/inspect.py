@@ -1,8 +1,8 @@
-"""What a directory says about itself to somebody who does not own it: a node's files, who has it, a
-backup's record.
+"""Reads a directory without owning it: a node's files, the process that has it open, a backup's
+record.
 
-Files are read, nothing is opened or changed. A running node goes on meanwhile, so two answers may
-be of two moments. Blocks.
+Only reads files: opens no node and changes nothing. A running node continues meanwhile, so two
+results may be of two moments. Blocks.
 """
 
 import fcntl
@@ -29,8 +29,8 @@ def is_node(directory: Path) -> bool:
 
 
 def check_node(directory: Path) -> Path:
-    """Return `directory` if it holds a node. Raises `InvalidArgument`; a name mistyped must not
-    make a new node.
+    """Return `directory` if it holds a node, else raise `InvalidArgument`: a mistyped name must not
+    create a new node.
     """
     with disk_errors_typed(directory):
         if is_node(directory):
@@ -46,7 +46,7 @@ def check_node(directory: Path) -> Path:
 
 
 def floor_of(directory: Path) -> Floor:
-    """Return what a node's floor file says. Raises `Corrupt`, also when it is gone,
+    """Return the floor in a node's floor file. Raises `Corrupt`, also when the file is missing,
     `UnsupportedFormat`, `OSError`.
     """
     floor = read_floor(directory)
@@ -56,8 +56,8 @@ def floor_of(directory: Path) -> Floor:
 
 
 def holder(directory: Path) -> int | None:
-    """Return the process that has a node open, 0 when it did not say which one it is, None when
-    nobody has.
+    """Return the id of the process that has a node open, 0 when the id is unknown, None when no
+    process has.
     """
     try:
         check_free(directory)
@@ -67,11 +67,11 @@ def holder(directory: Path) -> int | None:
 
 
 def check_free(directory: Path) -> None:
-    """Return if nobody owns the node. Raises `AlreadyOwned`, and `StorageFailed` when nobody can
-    tell.
+    """Raise `AlreadyOwned` if a process owns the node, and `StorageFailed` when that cannot be
+    determined.
 
-    The question takes the lock for some microseconds, shared; an opener in just that moment is
-    refused and may try again.
+    The check holds a shared lock for some microseconds; opening the node in that moment fails and
+    may be tried again.
     """
     with disk_errors_typed(directory), suppress(FileNotFoundError):
         descriptor = open_regular(directory / LOCK_NAME)
@@ -86,8 +86,8 @@ def check_free(directory: Path) -> None:
 
 @contextmanager
 def kept_closed(directory: Path) -> Iterator[None]:
-    """Keep a node from being opened while the block reads it; changes nothing, not even the pid in
-    its lock file.
+    """Keep a node from being opened while the block reads it. Changes nothing, not even the process
+    id in the lock file.
 
     Raises `AlreadyOwned`.
     """
@@ -95,7 +95,7 @@ def kept_closed(directory: Path) -> Iterator[None]:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         held.callback(os.close, descriptor)
         try:
-            # an owner has the directory locked as well
+            # an owner locks the directory as well
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owned = AlreadyOwned(str(directory), holder(directory) or None)
@@ -109,8 +109,8 @@ def kept_closed(directory: Path) -> Iterator[None]:
 
 
 def cut_holders(cuts: CutLog) -> list[str]:
-    """Return for whom a node keeps its cuts past the minimum retention: collections without a
-    table, tables that lag.
+    """Return the reasons why a node keeps cuts beyond the minimum retention: collections without a
+    table, and lagging tables.
     """
     if not cuts.numbers:
         return []
@@ -125,9 +125,8 @@ def cut_holders(cuts: CutLog) -> list[str]:
 
 
 # --- a backup's record ----------------------------------------------------------------------------
-#
-# Two lines as in a cut manifest: a JSON document and its CRC32C. It is written last, so a backup
-# without it is not finished. Its presence keeps a node from being opened in the backup, which would
+# Two lines as in a cut manifest: a JSON document and its CRC32C. The record is written last, so a
+# backup without it is unfinished. Its presence prevents opening the backup as a node, which would
 # change it. `docs/format.md`, section "Backup".
 
 RECORD_FORMAT = 1
@@ -145,7 +144,7 @@ class BackupRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One backup: everything that node `node_id` acknowledged up to `tick`; `cut` is the newest cut
     in it.
 
-    `made_ms` is Unix time. All that is in it was read back and found sound.
+    `made_ms` is Unix time in milliseconds. All files were read back and found sound.
     """
 
     format: int = RECORD_FORMAT
@@ -158,10 +157,11 @@ class BackupRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_record(backup: Path) -> BackupRecord:
-    """Return what a backup says about itself.
+    """Return the record of a
+    backup.
 
-    Raises `InvalidArgument` for a directory that is none, `Corrupt`, `UnsupportedFormat` for one of
-    a newer release.
+    Raises `InvalidArgument` for a directory that is not a backup, `Corrupt`, `UnsupportedFormat`
+    for a backup of a newer release.
     """
     path = backup / BACKUP_RECORD_NAME
     try:
@@ -170,7 +170,7 @@ def read_record(backup: Path) -> BackupRecord:
         )
     except (FileNotFoundError, NotADirectoryError):
         raise InvalidArgument(
-            f"{backup} is no finished backup — name a directory that `backup` made"
+            f"{backup} is not a finished backup — name a directory that `backup` made"
         ) from None
     record = decode_versioned(
         document, BackupRecord, RECORD_FORMAT, str(path), decode=msgspec.json.decode

@@ -1,6 +1,4 @@
-"""The records that a node keeps beside its log, and how a tool reads a node that it does not own.
-Blocks.
-"""
+"""The records that a node keeps beside its log, and reading a node without owning it. Blocks."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -33,26 +31,26 @@ READER = "reader/"
 PRODUCER = "producer/"
 
 LOOKS_AGAIN = 4
-"""How often a database is opened again that looks damaged: its owner may just have removed a file
-that it does without.
+"""How often a database that looks damaged is opened again: its owner may just have removed a
+needless file.
 """
 
 
 @dataclass(slots=True)
 class NodeRecords:
-    """What a node keeps beside its log; named readers by `<collection id>/<name>`."""
+    """The records beside a node's log; named readers have the key `<collection id>/<name>`."""
 
     checkpoint: Checkpoint = NO_CHECKPOINT
     readers: dict[str, ReaderPosition] = field(default_factory=dict)
     first_kept: int = FIRST_CUT
-    """The number of the earliest cut that is kept."""
+    """The number of the first kept cut."""
     topics: dict[str, Topic] = field(default_factory=dict)
     last_tick: int | None = None
-    """That of the last entry of the log, if that was read to its end."""
+    """The tick of the log's last entry; None unless the log was read to its end."""
 
 
 def check_records(state_map: Mapping[str, bytes], report: Report) -> NodeRecords:
-    """Decode every record whose meaning is known, and return what is of use; the others are
+    """Decode every record of a known kind and return those of use; records that do not decode are
     damage.
     """
     records = NodeRecords()
@@ -73,20 +71,20 @@ def check_records(state_map: Mapping[str, bytes], report: Report) -> NodeRecords
                 msgspec.msgpack.decode(value, type=ProducerRecord)
             elif key.startswith(CHANNEL_KEY):
                 msgspec.msgpack.decode(value, type=OwnerDescription)
-        except Exception as error:  # noqa: BLE001 - any way in which it does not decode
+        except Exception as error:  # noqa: BLE001 - decoding may raise anything
             report.damage(f"{DATABASE_NAME}, record {key!r}", f"does not decode: {error}")
     try:
         _, records.topics = decode_records(
             {key: value for key, value in state_map.items() if key.startswith(TOPICS)}
         )
-    except Exception as error:  # noqa: BLE001 - any way in which they do not decode
+    except Exception as error:  # noqa: BLE001 - decoding may raise anything
         report.damage(STATE_MAP, f"the records of topics do not decode: {error}")
     return records
 
 
 @contextmanager
 def reading(directory: Path, floor: Floor | None) -> Iterator[tuple[asyncio.Runner, RocksReader]]:
-    """Open a node for reading for the block, with an event loop of its own to read it on; see
+    """Open a node for reading during the block, with an event loop to read it on; see
     `RocksReader`.
     """
     with asyncio.Runner() as runner:
@@ -98,10 +96,11 @@ def reading(directory: Path, floor: Floor | None) -> Iterator[tuple[asyncio.Runn
 
 
 def read_node_records(directory: Path) -> tuple[Survey, NodeRecords]:
-    """Return how far the logs of a node go, and its records.
+    """Return the survey of a node's logs, and its
+    records.
 
-    Beside a running owner they may be a moment old, or not be read at all when files go away again
-    and again. Raises `Corrupt`, `StorageFailed` or `UnsupportedFormat`.
+    Beside a running owner they may be slightly stale, and reading fails when files disappear
+    repeatedly. Raises `Corrupt`, `StorageFailed` or `UnsupportedFormat`.
     """
     for _ in range(LOOKS_AGAIN):
         with suppress(Corrupt):

@@ -1,7 +1,8 @@
-"""What can be read of a node whose log is damaged, also behind the damage. Blocks.
+"""Reads a node whose log is damaged, also after the damage.
+Blocks.
 
-An owner refuses such a node, and a verification ends at the first damage. An export takes out what
-is there. Nothing is changed.
+An owner refuses such a node, and a verification ends at the first damage. An export with `salvage`
+reads all that is left. Changes nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,21 +26,25 @@ from wal.rocks.log import current_entry, decode_rocks_entry, first_kept
 from wal.rocks.opening import ReadDatabase, check_may_read, open_for_reading
 
 STEP_BYTES = 1 << 20
-"""Read of a log between two steps: a few milliseconds, so that a walk can be paced and ended."""
+"""Bytes read of a log between two steps: a few milliseconds, so that progress can be shown and the
+work be ended.
+"""
 
 PROBES_MAX = 1 << 20
-"""Positions tried behind damage, about 20 us each; a damaged block holds a few entries."""
+"""Maximum number of positions tried after damage, about 20 us each; a damaged block holds a few
+entries.
+"""
 
 Stored = tuple[int, bytes] | Exception
-"""The last position of an entry and its bytes, or why reading failed here."""
+"""The last position of an entry and its bytes, or the error of reading here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLog:
-    """The log of a closed node: it must hold everything from position `first` to `end`.
+    """The log of a closed node, which must hold every position from `first` to
+    `end`.
 
-    `first` is 0 when nobody knows. What a log that `is_torn` has behind `end`, the next owner
-    drops.
+    `first` is 0 when unknown. If `is_torn`, the next owner drops everything after `end`.
     """
 
     log_id: int
@@ -51,15 +56,15 @@ class ClosedLog:
 
 @dataclass(frozen=True, slots=True)
 class ClosedDatabase:
-    """The database of a closed node, with what is behind damage too; `floor` is None when it is not
-    this database's.
+    """The database of a closed node, including data after damage; `floor` is None when it belongs
+    to another database.
     """
 
     opened: ReadDatabase
     floor: Floor | None
 
     def log(self, report: Report) -> ClosedLog | None:
-        """Return the node's log, None when it was not made yet."""
+        """Return the node's log, None when it does not exist yet."""
         rows = self.opened.database
         found = self.opened.found
         log_id = found.log_ids.get(PCHANNEL)
@@ -70,7 +75,7 @@ class ClosedDatabase:
         try:
             first = first_kept(rows, log_id)
         except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more exact
-            report.damage(STATE_MAP, f"does not tell where the log begins: {error}")
+            report.damage(STATE_MAP, f"the beginning of the log cannot be read: {error}")
         return ClosedLog(
             log_id=log_id,
             entries=rows.get_column_family(layout.ENTRY_FAMILY),
@@ -80,8 +85,8 @@ class ClosedDatabase:
         )
 
     def checkpoint(self) -> Checkpoint:
-        """Return the log's checkpoint. Raises `Corrupt`, and `UnsupportedFormat` for that of a
-        newer release.
+        """Return the log's checkpoint. Raises `Corrupt`, and `UnsupportedFormat` for a checkpoint
+        of a newer release.
         """
         rows = self.opened.database
         with classified(Path(rows.path())):
@@ -92,8 +97,8 @@ class ClosedDatabase:
 def opened_past_damage(
     directory: Path, report: Report
 ) -> Iterator[tuple[str, ClosedDatabase | None]]:
-    """Open the database of a node for the block: its id, empty when unknown, and what can be
-    read. What an owner would refuse is damage.
+    """Open the database of a node for the block, and yield the node's id, empty when unknown, and
+    the database, None when unreadable. What an owner would refuse goes into `report` as damage.
     """
     check_may_read(directory)
     floor: Floor | None = None
@@ -112,7 +117,9 @@ def opened_past_damage(
 
 
 def _open(directory: Path, floor: Floor | None, report: Report) -> ReadDatabase:
-    """Open a database as far as an owner would, or when that refuses, behind damage, too."""
+    """Open a database as an owner would; if that is refused, open it including data after
+    damage.
+    """
     if floor is not None:
         try:
             return open_for_reading(directory, floor)
@@ -121,15 +128,14 @@ def _open(directory: Path, floor: Floor | None, report: Report) -> ReadDatabase:
     return open_for_reading(directory, None, past_damage=True)
 
 
-# --- every entry of its log, going on behind what cannot be read ----------------------------------
-#
-# An entry is believed when its checksum holds and it follows on the one before it: in position,
-# checksum, tick and term. What lies between two good entries is named as one range.
+# --- every entry of its log, continuing after unreadable ones ---------------------------------- An
+# entry is good when its checksum is right and it continues the entry before it in position,
+# checksum, tick and term. The positions between two good entries are reported as one range.
 
 
 def stored_entries(log: ClosedLog) -> Iterator[Stored]:
-    """Yield what is stored from the entry that holds position `first` on; behind damage, positions
-    up to `end` are tried.
+    """Yield the stored entries from the one that holds position `first`; after damage, try the
+    positions up to `end`.
     """
     position = log.first
     probes = 0
@@ -153,9 +159,7 @@ def stored_entries(log: ClosedLog) -> Iterator[Stored]:
 
 
 def good_entries(log: ClosedLog, stored: Iterable[Stored], report: Report) -> Iterator[LogEntry]:
-    """Yield the entries that are what was written, and report what does not follow or is not
-    there.
-    """
+    """Yield the good entries, and report the ranges between them as damage."""
     expected = log.first
     failure = ""
     read_bytes = 0
@@ -185,8 +189,8 @@ def good_entries(log: ClosedLog, stored: Iterable[Stored], report: Report) -> It
 
 
 def _decoded(stored: Stored, expected: int, before: LogEntry | None) -> LogEntry:
-    """Return an entry that may stand at a position, directly behind `before` if that is known.
-    Raises `Corrupt`.
+    """Return a stored entry if it may be at position `expected` or after it, directly after
+    `before` if that is known. Raises `Corrupt`.
     """
     if isinstance(stored, Exception):
         raise Corrupt(str(stored))
@@ -197,20 +201,22 @@ def _decoded(stored: Stored, expected: int, before: LogEntry | None) -> LogEntry
         entry = decode_rocks_entry(data, None)
         if entry.first_position <= expected:
             raise
-        # Behind a gap, nothing tells what it has to follow.
+        # After a gap the previous checksum is unknown.
     if entry.last_position != last:
         raise Corrupt(
             f"the key of position {last} holds the entry that ends at {entry.last_position}"
         )
     if entry.first_position < expected:
-        raise Corrupt(f"an entry begins at position {entry.first_position}, which another one has")
+        raise Corrupt(
+            f"an entry begins at position {entry.first_position}, which another entry holds"
+        )
     if before is not None and (
         entry.first_tick <= before.time_tick or entry.wal_term < before.wal_term
     ):
-        raise Corrupt(f"tick or term of the entry at position {entry.first_position} go back")
+        raise Corrupt(f"tick or term of the entry at position {entry.first_position} decrease")
     return entry
 
 
 def _lost(first: int, last: int, failure: str, report: Report) -> None:
-    detail = failure.partition(" — ")[0] or "missing, and was acknowledged"
+    detail = failure.partition(" — ")[0] or "missing, but acknowledged"
     report.damage(f"log {PCHANNEL!r}, positions {first} to {max(first, last)}", detail)

@@ -1,9 +1,9 @@
-"""The tables fed from a node: each cut taken at most once, none the node never made, and the rows
-of each cut. Blocks.
+"""Checks the tables fed from a node: each took every cut at most once and only cuts of the node,
+and has their rows. Blocks.
 
-A table that is ahead of its node, or has another cut of the same number, was fed by a life of the
-node that a restored backup does not know; one that lacks cuts which the node gave up is an older
-copy itself. Imported where tables are asked for.
+A table that is ahead of its node, or has another cut of the same number, was fed by a history of
+the node that is not in the restored backup. A table that lacks cuts which the node has deleted is
+itself an older copy. Imported only when tables are checked.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ _OLDER = "restore a newer backup of the node, or move the table away and ingest 
 def check_tables(
     node: Path, tables: Path, leases: Sequence[Lease], node_id: str, report: Report
 ) -> None:
-    """Check every table in a directory against the cuts of the node, and each of its leases against
-    the tables.
+    """Check every table in a directory against the cuts of the node, and each of the node's leases
+    against the tables.
     """
     cuts = CutLog(node)
     for path in sorted(tables.iterdir()):
@@ -36,11 +36,10 @@ def check_tables(
             _check_table(path, cuts, node_id, report)
     for lease in leases:
         if lease.node_id == node_id and not Path(lease.table).is_dir():
-            detail = f"the node has a lease of it, at cut {lease.cut}, and it is not there"
+            detail = f"is missing, but the node has a lease of it, at cut {lease.cut}"
             remove = f"remove {lease_path(node, Path(lease.table))} and ingest"
             step = (
-                "put it back; if it was moved, or to make it anew of the cuts that are kept, "
-                f"{remove}"
+                f"put it back; if it was moved, or to create it again from the kept cuts, {remove}"
             )
             report.damage(f"table {lease.table}", detail, step)
 
@@ -50,7 +49,9 @@ def _check_table(path: Path, cuts: CutLog, node_id: str, report: Report) -> None
     try:
         table = OpenTable.load(path)
         if table is None or table.identity is None:
-            report.warn(place, "is no table that an ingest made", "nothing to do, or move it away")
+            report.warn(
+                place, "is not a table that an ingest created", "nothing to do, or move it away"
+            )
             return
         identity = table.identity
         if node_id and identity.node_id != node_id:
@@ -66,12 +67,13 @@ def _check_table(path: Path, cuts: CutLog, node_id: str, report: Report) -> None
         rows = table.rows(pa.schema([]))
         report.read("tables", sum(file.bytes for file in table.files()))
     except Exception as error:  # noqa: BLE001
-        # the table's library raises whatever its files make it
+        # damaged files may make the table's library raise anything
         report.error(place, error, _DROP)
         return
     if identity.collection != path.name:
         detail = (
-            f"holds the collection {identity.collection!r}: it was renamed, or swapped with another"
+            f"holds the collection {identity.collection!r}: the table was renamed, or swapped "
+            "with another"
         )
         report.damage(
             place, detail, f"give it its name back: {path.with_name(identity.collection)}"
@@ -87,7 +89,7 @@ def _check_table(path: Path, cuts: CutLog, node_id: str, report: Report) -> None
                 cuts,
                 report,
             )
-    except StreamingNodeError as error:  # a cut that cannot be read, and was named with the cuts
+    except StreamingNodeError as error:  # an unreadable cut, already reported with the cuts
         report.warn(
             place, f"cannot be compared with the cuts: {error.happened}", "restore the cuts first"
         )
@@ -96,8 +98,8 @@ def _check_table(path: Path, cuts: CutLog, node_id: str, report: Report) -> None
 def _is_of_this_node(
     place: str, versions: Sequence[TableVersion], mark: Watermark, cuts: CutLog, report: Report
 ) -> bool:
-    """Check that each version is the node's own cut of that number; else nothing more can be
-    compared.
+    """Whether each version of a table took the node's own cut of that number; if not, its rows
+    cannot be compared.
     """
     if mark.cut > cuts.newest:
         detail = f"has taken cut {mark.cut}, the node's newest is {cuts.newest}"
@@ -105,8 +107,8 @@ def _is_of_this_node(
         return False
     if mark.cut and mark.cut + 1 < cuts.first:
         detail = (
-            f"has taken cut {mark.cut}, and cuts {mark.cut + 1} to {cuts.first - 1} were "
-            "given up since"
+            f"has taken cut {mark.cut}, and cuts {mark.cut + 1} to {cuts.first - 1} were deleted "
+            "since"
         )
         report.damage(
             place, f"{detail}: the table is an older copy", "put the newer copy of the table back"
@@ -121,17 +123,21 @@ def _is_of_this_node(
 
 
 def _check_rows(place: str, rows: pa.Table, mark: Watermark, report: Report) -> None:
-    """Check that each row is there once, and none is of a cut that the table has not taken."""
+    """Check that no row occurs twice, and that no row is of a cut that the table has not taken."""
     report.count("table rows", rows.num_rows)
     names = rows.column(VCHANNEL).combine_chunks().dictionary_encode()
     channel = names.indices.to_numpy()
     offset = rows.column(OFFSET).to_numpy()
-    order = np.lexsort((offset, channel))  # a row offset of a vchannel is given to one row
+    order = np.lexsort((offset, channel))  # each row offset of a vchannel belongs to one row
     same = (np.diff(channel[order]) == 0) & (np.diff(offset[order]) == 0)
     if repeated := int(same.sum()):
         report.damage(place, f"holds {repeated} rows more than once", _DROP)
     if beyond := int((rows.column(TICK).to_numpy() > mark.tick).sum()):
-        report.damage(place, f"holds {beyond} rows of cuts it says it has not taken", _DROP)
+        report.damage(
+            place,
+            f"holds {beyond} rows of cuts that it has not taken according to its watermark",
+            _DROP,
+        )
 
 
 def _check_cuts(
@@ -142,8 +148,8 @@ def _check_cuts(
     cuts: CutLog,
     report: Report,
 ) -> None:
-    """Compare the rows of each cut with what it brought: fewer when deletes or dropped partitions
-    took some, never more.
+    """Compare the table's rows of each cut with the rows of the cut: deletes and dropped partitions
+    may leave fewer, never more.
     """
     others: list[tuple[int, int, int]] = []
     some_removed = False

@@ -1,9 +1,9 @@
-"""The steps of a verification: log, topics and records of a store, cuts and files, leases; and of a
-directory that nobody has open also its floor, RocksDB's own files and left-overs.
+"""The steps of a verification: log, topics and records of a store, cuts and files, leases. For a
+directory that no process has open also the floor, RocksDB's own files and left-overs.
 
-Nothing is changed. The engine's own readers tell what is damaged, by its checksum. Here what they
-read is held against one another: each cut is the one that the next one follows, none is missing,
-the newest is the one that the log knows.
+Changes nothing. The engine's own readers detect damage by checksums. This module compares their
+results: each cut is the one that the next cut follows, none is missing, and the newest is the one
+in the log's checkpoint.
 """
 
 import itertools
@@ -47,26 +47,28 @@ from wal.rocksmq.topic import PREFIX as TOPICS
 from wal.rocksmq.topic import Topic, decode_records
 
 STEP_BYTES = 1 << 20
-"""Read of a log between two steps: a few milliseconds, so that a walk can be paced and ended."""
+"""Bytes read of a log between two steps: a few milliseconds, so that progress can be shown and the
+work be ended.
+"""
 
-_AT_START = "nothing to do: the node sees to it when it starts"
+_AT_START = "nothing to do: the node repairs it when it starts"
 _OURS = re.compile(r"node\.[a-z]+|floor|reserve|backup\.json|log|cuts|segments|deletes|leases")
 _OURS_BELOW = re.compile(r"cuts/\d{16}\.json|leases/[^/]*\.json")
 _INGEST = (
-    "run `streamingnode ingest` for each table, which writes it again; then remove what is "
-    "left over"
+    "run `streamingnode ingest` for each table, which writes the lease again; then remove any "
+    "that are left over"
 )
 
 
 def verify_directory(
     directory: Path, *, tables: Path | None = None, on_step: OnStep = no_progress
 ) -> Report:
-    """Check everything in a node directory, owned by nobody meanwhile, and the tables fed from it;
-    changes nothing.
+    """Check everything in a node directory and the tables fed from it; changes nothing, and keeps
+    the node from being opened meanwhile.
 
-    Raises `InvalidArgument` when it holds no node or there is no `tables`, `AlreadyOwned` while a
-    process has it open, `StorageFailed` to who may not read it, `PackageMissing` when tables are
-    asked for and their library is not installed.
+    Raises `InvalidArgument` when it holds no node or `tables` does not exist, `AlreadyOwned` while
+    a process has it open, `StorageFailed` without permission to read it, `PackageMissing` when the
+    library to check tables is not installed.
     """
     check_node(directory)
     if tables is not None and not tables.is_dir():
@@ -80,10 +82,12 @@ def verify_directory(
 def verify_unlocked(
     directory: Path, *, tables: Path | None = None, on_step: OnStep = no_progress
 ) -> Report:
-    """As `verify_directory`, for a directory the caller owns already, or nobody else knows of."""
+    """Verify as `verify_directory`, but a directory that the caller already owns, or that no other
+    process uses.
+    """
     report = Report(on_step=on_step)
     if _is_unfinished_creation(directory):
-        detail = "the node's creation was cut off, before it took anything"
+        detail = "the node's creation was interrupted, before it took any write"
         report.warn(DATABASE_NAME, detail, "open the node: the next opening finishes it")
         return report
     if (directory / BACKUP_RECORD_NAME).exists():
@@ -100,8 +104,8 @@ def verify_unlocked(
 
 
 def _check_backup(directory: Path, report: Report) -> None:
-    """Compare a backup with its own record: every file there, as long as it was, with the checksum
-    it had.
+    """Compare a backup with its own record: every file must exist with its recorded size and
+    checksum.
     """
     step = "use another backup"
     with report.errors_at(BACKUP_RECORD_NAME, step):
@@ -114,7 +118,7 @@ def _check_backup(directory: Path, report: Report) -> None:
                     take=lambda chunk: report.read("backup", len(chunk)),
                 )
                 if measured != (file.bytes, file.crc32c):
-                    detail = f"is not what the backup had, {file.bytes} bytes of another checksum"
+                    detail = f"is not the file of the backup's record, which has {file.bytes} bytes"
                     report.damage(file.path, detail, step)
 
 
@@ -124,11 +128,11 @@ def _check_backup(directory: Path, report: Report) -> None:
 async def check_store(
     store: LogReader, topics: BatchMap | None, report: Report
 ) -> NodeRecords | None:
-    """Read everything in a store to its end, of the node's log and of each topic up to the first
-    damage; return its records, None when they cannot be read.
+    """Read everything in a store: the node's log and each topic up to its end or first damage.
+    Returns the store's records, None when they cannot be read.
 
-    `topics` is the store's map as one that keeps topics, None when it keeps none. The store is that
-    of a running node, or one opened for reading. Raises as its log does, but for `Corrupt`.
+    `topics` is the store's map of topics, None for a store without topics. The store is that of a
+    running node, or one opened for reading. Raises as its log does, except `Corrupt`.
     """
     records: NodeRecords | None = None
     try:
@@ -150,8 +154,8 @@ async def check_store(
 
 
 async def _check_log(log: Log, report: Report) -> None:
-    """Read from the first entry kept to the last one that is durable now; damage is named by the
-    position of the first entry that is not as it was written.
+    """Read from the first kept entry to the last one that is durable now. Damage is reported at the
+    position of the first damaged entry.
     """
     position = log.first_position
     end = log.durable_position
@@ -183,7 +187,7 @@ def _check_order(before: LogEntry | None, entries: Sequence[LogEntry]) -> None:
         if before is not None and (
             entry.first_tick <= before.time_tick or entry.wal_term < before.wal_term
         ):
-            raise Corrupt(f"tick or term of the entry at position {entry.first_position} go back")
+            raise Corrupt(f"tick or term of the entry at position {entry.first_position} decrease")
         before = entry
 
 
@@ -205,7 +209,9 @@ async def _check_topic(state: BatchMap, name: str, topic: Topic, report: Report)
             report.count("topic messages", sum(len(entry.messages) for entry in entries))
             report.read("topics", sum(entry.size_bytes for entry in entries))
         if crc32c != topic.crc32c:
-            raise Corrupt(f"its last entry is another one than was written before id {message_id}")
+            raise Corrupt(
+                f"its last entry, before id {message_id}, is not the one that was written"
+            )
     except Corrupt as error:
         if await _is_kept(state, topic):
             report.error(f"topic {name!r}, from id {message_id}", error)
@@ -215,7 +221,9 @@ async def _check_topic(state: BatchMap, name: str, topic: Topic, report: Report)
 
 
 async def _is_kept(state: StateMap, topic: Topic) -> bool:
-    """Whether a topic still begins where it did: it was not removed or shortened meanwhile."""
+    """Whether a topic still exists with the same first id: it was not removed or shortened
+    meanwhile.
+    """
     _, topics = decode_records(await state.scan(TOPICS))
     now = {(each.log_id, each.begin_id) for each in topics.values()}
     return (topic.log_id, topic.begin_id) in now
@@ -225,8 +233,8 @@ async def _is_kept(state: StateMap, topic: Topic) -> bool:
 
 
 def _check_database(directory: Path, report: Report) -> tuple[str, NodeRecords | None]:
-    """Check floor and database of a node that nobody has open; return the node's id, empty when
-    unknown, and its records if they can be read.
+    """Check floor and database of a node that no process has open. Returns the node's id, empty
+    when unknown, and its records, None when they cannot be read.
     """
     check_may_read(directory)
     floor = _check_floor(directory, report)
@@ -242,7 +250,7 @@ def _check_database(directory: Path, report: Report) -> tuple[str, NodeRecords |
 
 
 def _check_end(path: Path, store: RocksReader, floor: Floor, report: Report) -> None:
-    """Warn of a floor that is older than the log, and of a tail that the next owner drops."""
+    """Warn of a floor that is older than the log, and of torn tails, which the next owner drops."""
     if store.found.term > floor.term:
         step = "put log and floor of one backup together; opening the node trusts the log"
         report.warn(
@@ -252,24 +260,24 @@ def _check_end(path: Path, store: RocksReader, floor: Floor, report: Report) -> 
         detail = f"torn tail, will be dropped: {torn} bytes, not acknowledged as durable"
         report.warn(DATABASE_NAME, detail, _AT_START)
     for name, kept in store.torn.items():
-        behind = f"what is behind position {kept} of log {name!r}, not acknowledged as durable"
+        behind = f"everything after position {kept} of log {name!r}, not acknowledged as durable"
         report.warn(DATABASE_NAME, f"torn tail, will be dropped: {behind}", _AT_START)
 
 
 def _is_unfinished_creation(directory: Path) -> bool:
-    """Whether the next opening makes the node here anew: nothing was ever acknowledged by it."""
+    """Whether the next opening creates the node here again: it never acknowledged anything."""
     if any((directory / name).exists() for name in (DATABASE_NAME, BACKUP_RECORD_NAME)):
         return False
     try:
         floor = read_floor(directory)
     except StreamingNodeError:
         return False
-    # with cuts it was more than begun
+    # with cuts it was not just begun
     return floor is not None and not floor.term and not cut_numbers(directory)
 
 
 def _check_floor(directory: Path, report: Report) -> Floor | None:
-    """Check every part of the floor file and return what it says; None when it says nothing."""
+    """Check every part of the floor file and return the floor, None when there is no valid one."""
     floor: Floor | None = None
     with report.errors_at(FLOOR_NAME):
         floor = floor_of(directory)
@@ -277,8 +285,8 @@ def _check_floor(directory: Path, report: Report) -> Floor | None:
         report.bytes += len(data)
         if len(data) != parts.FLOOR_BYTES:
             report.warn(FLOOR_NAME, f"has {len(data)} bytes, not {parts.FLOOR_BYTES}", _AT_START)
-        # A power cut may tear what was being written; the other slot, older by a sync, counts then.
-        # So looks a flipped bit.
+        # A power cut may tear the part being written; then the other slot counts, which is one sync
+        # older. A flipped bit looks the same.
         for name, begin, end, decode in (
             ("slot 0", 0, parts.SLOT_BYTES, parts.decode_slot),
             ("slot 1", parts.SLOT_BYTES, parts.PROMISE_OFFSET, parts.decode_slot),
@@ -300,15 +308,16 @@ def _check_floor(directory: Path, report: Report) -> Floor | None:
 
 
 def _check_database_files(path: Path, live: Collection[str], report: Report) -> None:
-    """Look at RocksDB's own files for what it passes over in silence.
+    """Check RocksDB's own files for damage that RocksDB silently
+    accepts.
 
-    It replays a log file that somebody copied under a newer name as if it were newer, and goes on
-    with a manifest whose last record is cut short. A table that is not `live`, as its manifest does
-    not name it, it ignores, and removes at the next start.
+    RocksDB replays a log file that was copied under a newer name as if it were newer, and accepts a
+    manifest whose last record is cut short. It ignores a table that is not `live` (not in its
+    manifest), and removes it at the next start.
     """
     for table in sorted(path.glob("*.sst")):
         if table.name not in live:
-            detail = "the database does not name it: a crash before it did, or a copy"
+            detail = "the database does not name it: left by a crash, or a copy"
             report.warn(f"{DATABASE_NAME}/{table.name}", detail, _AT_START)
     logs = sorted(path.glob("*.log"), key=lambda each: int(each.stem))
     begins = [
@@ -317,12 +326,11 @@ def _check_database_files(path: Path, live: Collection[str], report: Report) -> 
     for (original, earlier), (copied, later) in itertools.pairwise(begins):
         if later <= earlier:
             detail = (
-                f"begins no later than {original.name}, which is older: it is a copy of what "
-                "came before"
+                f"begins no later than the older {original.name}: it is a copy of an earlier file"
             )
             report.damage(f"{DATABASE_NAME}/{copied.name}", detail, f"move it away, or {RESTORE}")
     if torn := recovery.torn_manifest(path):
-        detail = "its last record is cut short: a crash while it was written, or bytes are lost"
+        detail = "its last record is cut short: by a crash during the write, or by lost bytes"
         report.warn(f"{DATABASE_NAME}/{torn[0].name}", detail, _AT_START)
 
 
@@ -332,10 +340,11 @@ def _check_database_files(path: Path, live: Collection[str], report: Report) -> 
 def check_cuts(
     directory: Path, numbers: list[int], node_id: str, records: NodeRecords | None, report: Report
 ) -> frozenset[str] | None:
-    """Check cuts with their files, newest first, and return the paths of all files that are named.
+    """Check cuts with their files, newest first, and return the paths of all files that cuts
+    name.
 
-    None when nobody knows them, as a cut is missing or cannot be read. `records` are None when the
-    log beside them could not be asked. Retention may take cuts meanwhile.
+    Returns None when a cut is missing or unreadable, so that the paths are incomplete. `records` is
+    None when the log beside the cuts cannot be read. Retention may delete cuts meanwhile.
     """
     cuts = CutLog(NodeDirectory(directory), node_id=node_id)
     named = set[str]()
@@ -355,7 +364,7 @@ def check_cuts(
         try:
             cut = cuts.read_alone(number)
         except Truncated:
-            continue  # retention took it since it was listed
+            continue  # retention deleted it after it was listed
         except (OSError, StreamingNodeError) as error:
             report.error(manifest_path(number), error)
             all_known = False
@@ -370,13 +379,13 @@ def check_cuts(
                 try:
                     length, checksum = measure_file(path, expected_bytes=file.bytes, take=read)
                 except FileNotFoundError:
-                    # Retention removes files of a dropped collection before their cut, and those of
-                    # a cut after it.
+                    # Retention removes files of a dropped collection before their cut's manifest,
+                    # and other files after it.
                     is_kept = (directory / manifest_path(number)).exists()
                     if file.collection_id in living_ids and is_kept:
                         report.damage(
                             file.path,
-                            f"cut {number} names it ({file.rows} rows) and it is not there",
+                            f"cut {number} names it ({file.rows} rows), but it is missing",
                         )
                     continue
                 check_file(file.path, file, length, checksum)
@@ -387,8 +396,8 @@ def check_cuts(
 
 
 def _are_all_there(numbers: list[int], records: NodeRecords, report: Report) -> bool:
-    """Whether no cut is missing from the earliest that retention kept to the newest that the log
-    knows.
+    """Whether all cuts exist, from the first that retention keeps to the newest on disk or in the
+    checkpoint.
     """
     newest = max([*numbers[-1:], records.checkpoint.cut_number])
     first = records.first_kept
@@ -396,27 +405,28 @@ def _are_all_there(numbers: list[int], records: NodeRecords, report: Report) -> 
     gaps = [(low + 1, high - 1) for low, high in pairwise(edges) if high > low + 1]
     for low, high in gaps:
         others = f" with those up to cut {high}" if high > low else ""
-        report.damage(manifest_path(low), f"is missing{others}, and retention did not take it")
+        report.damage(manifest_path(low), f"is missing{others}, and retention did not delete it")
     return not gaps
 
 
 def _check_place(cut: Cut, after: Cut | None, checkpoint: Checkpoint, report: Report) -> None:
-    """Check that a cut is the one which the next one follows, and which the log knows."""
+    """Check that a cut is the one that the next cut follows and that the checkpoint names."""
     place = manifest_path(cut.number)
     if after is not None and after.number == cut.number + 1 and after.previous != cut.mark:
         detail = (
-            f"is not the cut that cut {after.number} follows: one of them is of another history"
+            f"is not the cut that cut {after.number} follows: one of them is from another history"
         )
         report.damage(place, detail, TOGETHER)
     if checkpoint.cut_number == cut.number and checkpoint.manifest_crc32c != cut.crc32c:
-        report.damage(place, "is not the cut that the log knows", TOGETHER)
+        report.damage(place, "is not the cut that the log's checkpoint names", TOGETHER)
 
 
 def check_leases(directory: Path, node_id: str, report: Report) -> list[Lease]:
-    """Look at what tables say they have taken, and return the leases that can be read.
+    """Check the leases, in which tables record the cuts they have taken, and return the readable
+    ones.
 
-    One ahead of the node is damage: its table took cuts that the node never made, so the node is an
-    older copy.
+    A lease ahead of the node is damage: its table took cuts that the node does not have, so the
+    node is an older copy.
     """
     leases: list[Lease] = []
     try:
@@ -424,23 +434,21 @@ def check_leases(directory: Path, node_id: str, report: Report) -> list[Lease]:
     except Corrupt:
         report.warn(
             LEASES,
-            "is a link, and holds all retention",
+            "is a link, which holds up all retention",
             "put the directory that it leads to in its place",
         )
         return []
     for place, lease in found:
         if isinstance(lease, str):
-            report.warn(
-                place, f"does not decode, and holds all retention until it does: {lease}", _INGEST
-            )
+            report.warn(place, f"does not decode, which holds up all retention: {lease}", _INGEST)
             continue
         leases.append(lease)
-        # listed after the lease, which may be of a cut just made
+        # listed after the lease is read, which may name a cut that was just published
         newest = max(cut_numbers(directory), default=0)
         if lease_path(directory, Path(lease.table)).name != Path(place).name:
             report.warn(place, f"is of table {lease.table}: it was swapped or copied", _INGEST)
         if node_id and lease.node_id != node_id:
-            report.warn(place, f"is of node {lease.node_id}; it holds nothing here", "move it away")
+            report.warn(place, f"is of node {lease.node_id} and has no effect here", "move it away")
         elif lease.cut > newest:
             taken = f"table {lease.table} has taken cut {lease.cut}, the node's newest is {newest}"
             step = "restore a newer backup, or move the table away and ingest again"
@@ -449,18 +457,16 @@ def check_leases(directory: Path, node_id: str, report: Report) -> list[Lease]:
 
 
 def check_strays(directory: Path, named: frozenset[str] | None, report: Report) -> None:
-    """Look for what is not of the node; `named` are the files that cuts name, None when nobody
-    knows them.
+    """Warn of files that are not the node's; `named` are the files that cuts name, None when
+    unknown.
     """
     node = NodeDirectory(directory)
     places = [path.name for path in sorted(directory.iterdir()) if not _OURS.fullmatch(path.name)]
     for top in (CUTS, LEASES, *(DATA if named is not None else ())):
-        # a link in its place, which every file that is named in it has told
+        # a link in its place, already reported for every file in it
         with suppress(Corrupt):
             places += [path for path in node.files(top) if not _OURS_BELOW.fullmatch(path)]
-    step = "nothing to do if the node wrote it: it removes that when it starts; else move it away"
+    step = "nothing to do if the node wrote it: it removes it at its start; else move it away"
     for place in places:
         if named is None or place not in named:
-            report.warn(
-                place, "nothing names it: a crash left it there, or somebody else put it", step
-            )
+            report.warn(place, "nothing names it: left by a crash, or not of this node", step)

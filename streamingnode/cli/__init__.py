@@ -1,8 +1,8 @@
-"""The command line. `main` is the console script; nothing heavy is loaded before one runs."""
+"""The command line. `main` is the console script; heavy modules load only when a command runs."""
 
 try:
     from streamingnode.cli.program import main
-except KeyboardInterrupt:  # before there is a program that could say so
+except KeyboardInterrupt:  # interrupted before the program could handle it
     raise SystemExit(130) from None
 
 __all__ = ["main"]

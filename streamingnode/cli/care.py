@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 def show_steps(progress: Progress, *, bytes_per_s: float = math.inf) -> "OnStep":
-    """Return what tells `progress` how many bytes of each part of a node are read, and sleeps so
-    that no more are.
+    """Return a callback that shows the bytes read of each part on `progress`, and sleeps to keep
+    the rate below `bytes_per_s`.
     """
     reached: dict[str, int] = {}
 
@@ -56,22 +56,22 @@ EMPTY_TARGET = "A new directory, or an empty one."
 @click.option(
     "--tables", type=FILE, help="Also check the tables in this directory against the node's cuts."
 )
-@click.option("--pace", type=float, metavar="MIB", help="Read at most so many MiB each second.")
+@click.option("--pace", type=float, metavar="MIB", help="Read at most this many MiB each second.")
 def verify(output: Output, *, place: Place, tables: Path | None, pace: float | None) -> int:
     """Read everything a node has and check it against every checksum, count and order.
 
-    Looks at the floor file, every entry of the log, the state map, every cut and file, leases and
-    left-overs; with --tables also at the tables: each cut taken once, none the node never made, as
-    many rows as the cuts brought. Changes nothing, and takes a backup as well as a node. A running
-    node checks its own log, cuts, files and leases, without --tables and --pace. With --pace other
-    programs keep most of the disk, as for cron. Exit code 0 when all is sound, 1 for warnings by
-    which nothing is lost, 3 for damage.
+    Checks the floor file, every entry of the log, the state map, every cut and file, leases and
+    left-overs. With --tables it also checks the tables: each took every cut once and only cuts of
+    this node, and has their rows. Changes nothing, and also takes a backup in place of a node. A
+    running node checks its own log, cuts, files and leases, without --tables and --pace. With
+    --pace other programs keep most of the disk, as for cron. Exit code 0 when all is sound, 1 for
+    warnings (nothing is lost), 3 for damage.
     """
     if tables is not None:
         require(SPARK)
     if pace is not None and not pace > 0:
         raise InvalidArgument(
-            f"at --pace {pace:g} nothing is read — give a number of MiB for each second"
+            f"--pace {pace:g} reads nothing — give the MiB for each second, above 0"
         )
     from streamingnode.care.findings import Severity
     from streamingnode.care.inspect import holder
@@ -114,10 +114,10 @@ def verify(output: Output, *, place: Place, tables: Path | None, pace: float | N
 def backup(output: Output, *, place: Place, target: Path) -> None:
     """Copy a node into a new directory and verify the copy.
 
-    The copy is read back and checked as `verify` does before it gets its name. A running node makes
-    its backup itself, on the machine where it runs. A backup is not opened as a node: `restore`
-    makes one of it. Exit code 3 when the node is damaged, 4 when a process has it open and takes no
-    clients.
+    The copy is read back and checked as by `verify` before it gets its final name. A running node
+    makes its backup itself, on the machine where it runs. A backup cannot be opened as a node:
+    `restore` makes a node of it. Exit code 3 when the node is damaged, 4 when a process has it open
+    and takes no clients.
     """
     from streamingnode.care.backup import backup_directory
     from streamingnode.care.inspect import check_node, holder
@@ -150,16 +150,17 @@ def _print_made(what: str, record: "BackupRecord", path: Path, output: Output) -
 @click.argument(
     "target", type=FILE, help="A new directory, or an empty one; with --file the node's."
 )
-@click.option("--file", metavar="PATH", help="Put back this segment, delete file or manifest only.")
+@click.option("--file", metavar="PATH", help="Restore only this segment, delete file or manifest.")
 def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> None:
-    """Make a node directory out of a backup and verify it.
+    """Create a node directory from a backup and verify
+    it.
 
-    Every file is compared with what the backup says, and the node is read to its end, before it
-    gets its name. It keeps the node's id and begins a new row of terms. A table that took cuts made
-    after the backup is refused by `ingest` (TABLE_AHEAD) and named by `verify --tables`. Exit code
-    3 when the backup is damaged. With --file one file of a cut comes back into a node, also while
-    it runs, when its checksum is the one that the node knows: from the manifest, or for a manifest
-    from the one after it or the log. Of several manifests the newest first.
+    Every file is compared with the backup's record, and the whole node is read, before the
+    directory gets its final name. The node keeps its id and begins a new range of terms. `ingest`
+    refuses a table that took cuts made after the backup (TABLE_AHEAD), and `verify --tables` names
+    it. Exit code 3 when the backup is damaged. With --file one file of a cut is restored into a
+    node, also while it runs, if the node can verify its checksum: by the cut's manifest, or for a
+    manifest by the next one or the log. Restore several manifests newest first.
     """
     from streamingnode.care.backup import restore_directory, restore_file
 
@@ -182,16 +183,17 @@ def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> 
 )
 @at_place()
 @click.argument("out", type=FILE, help=EMPTY_TARGET)
-@click.option("--salvage", is_flag=True, help="Go on past damage, and name what is missing.")
+@click.option("--salvage", is_flag=True, help="Continue past damage, and list what is missing.")
 def export(output: Output, *, place: Place, out: Path, salvage: bool) -> int:
-    """Write the rows of each collection as Parquet, of a damaged node what can be read.
+    """Write the rows of each collection as Parquet, also from a damaged
+    node.
 
-    The state at the newest tick there is: the files of the cuts, then the log behind the newest,
-    deletes applied. Dropped collections are left out. Takes a backup, too. A node's directory stays
-    as it is; a running node is asked for its rows, without --salvage. Otherwise the first damage is
-    the error and nothing is written; with it, the rest is written and what is missing is named, by
-    file or positions of the log: rows whose delete is missing come back. Exit code 1 when something
-    is missing.
+    Exports the state at the newest tick: the files of the cuts and the log after the newest cut,
+    with deletes applied. Dropped collections are left out. Also takes a backup in place of a node.
+    The node's directory is not changed; a running node is asked for its rows, without --salvage.
+    Without --salvage the first damage is an error and nothing is written. With --salvage the
+    readable rows are written, and missing files and positions of the log are listed; rows whose
+    delete is missing reappear. Exit code 1 when something is missing.
     """
     from streamingnode.care.backup import new_directory
     from streamingnode.care.export import export_directory, export_node

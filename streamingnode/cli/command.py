@@ -1,4 +1,4 @@
-"""How a command is declared: in click, with examples, `--json`, and one way to name a node."""
+"""Declaration of commands in click, with examples, `--json`, and one way to name a node."""
 
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class NodeUrl(str):  # noqa: SLOT000 - few are made
-    """The address of a running node, and the files that it takes to connect to it."""
+    """The address of a running node, and the files needed to connect to it."""
 
     token_file: str | None = None
     tls_ca: Path | None = None
@@ -33,8 +33,8 @@ class NodeUrl(str):  # noqa: SLOT000 - few are made
     tls_key: Path | None = None
 
     def tls(self) -> "ssl.SSLContext | None":
-        """Return how `tls://` is spoken, None for the system's way. Raises `InvalidArgument`;
-        blocks.
+        """Return the TLS context for `tls://`, None for the system's default. Raises
+        `InvalidArgument`; blocks.
         """
         import ssl
 
@@ -44,7 +44,7 @@ class NodeUrl(str):  # noqa: SLOT000 - few are made
             context = ssl.create_default_context(cafile=self.tls_ca)
             if chain := self.tls_cert or self.tls_key:
                 context.load_cert_chain(chain, self.tls_key)
-        except OSError as error:  # one of ssl is one, too
+        except OSError as error:  # errors of ssl are `OSError` too
             raise InvalidArgument(
                 f"--tls-ca, --tls-cert or --tls-key cannot be used: {error} — correct them"
             ) from None
@@ -52,23 +52,25 @@ class NodeUrl(str):  # noqa: SLOT000 - few are made
 
 
 Place = Path | NodeUrl
-"""A node's directory, or where a running one is."""
+"""A node's directory, or the address of a running node."""
 
 
 def directory_or_address(text: str) -> Place:
-    """Return the address of a running node, as its socket is, or the path of a directory."""
+    """Return the address of a running node, which may be the path of its socket, or the path of a
+    directory.
+    """
     if "://" in text or text.startswith("unix:"):
         return NodeUrl(text)
     return NodeUrl(f"unix:{text}") if Path(text).name == "node.sock" else _path(text)
 
 
 def _path(text: str) -> Path:
-    # none is '', as of an unset variable of a script, and none a URL
+    # refuses '', as from an unset variable of a script, and URLs
     return check_path("file or directory", text)
 
 
 class _PathType(click.Path):
-    """A path, or what `convert` makes of its text. Shells complete it as a file."""
+    """A path, or the result of `convert`. Shells complete it as a file."""
 
     def __init__(self, convert: Callable[[str], Place]) -> None:
         super().__init__()
@@ -83,14 +85,14 @@ FILE = _PathType(_path)
 _PLACE = _PathType(directory_or_address)
 
 DIRECTORY = click.argument("directory", type=FILE, help="The node's directory.")
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Show what would be done; change nothing.")
 
 
 class _Connection(click.Option):
-    """An option that every command takes at an address; the program's own help describes it."""
+    """An option that every command takes with an address; the program's help describes it."""
 
     def get_help_record(self, ctx: click.Context) -> None:
-        """Leave it out of the help of a command."""
+        """Omit the option from the help of a command."""
 
 
 _CONNECTION = (
@@ -98,7 +100,7 @@ _CONNECTION = (
         "--node",
         type=_PLACE,
         metavar="URL|DIR",
-        help="The same, in its place; streamingnode --help has what else an address takes.",
+        help="The same as an option; streamingnode --help describes the options for an address.",
     ),
     click.option("--token-file", cls=_Connection),
     click.option("--tls-ca", type=FILE, cls=_Connection),
@@ -115,11 +117,11 @@ class Command(click.Command):
 
     @property
     def speaks(self) -> bool:
-        """Whether it speaks to a node, which its directory or an address names."""
+        """Whether the command takes a node, by its directory or an address."""
         return any(each.name == "node" for each in self.params)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return what it takes: no positional node where `--node` gives it."""
+        """Return the parameters, without the positional node when `--node` is given."""
         by_option = ctx.meta.get(_BY_OPTION, False)
         return [
             each for each in super().get_params(ctx) if not (by_option and each.name == "place")
@@ -159,7 +161,9 @@ class Group(click.Group):
     """Commands by name."""
 
     def verb(self, name: str, *examples: str) -> Callable[[Callable[..., Any]], Command]:
-        """Make a function a command of this group; it takes the `Output`, then its arguments."""
+        """Declare a function as a command of this group; it is called with the `Output` and its
+        arguments.
+        """
 
         def declare(function: Callable[..., Any]) -> Command:
             made = click.command(name, cls=Command)(click.pass_obj(function))
@@ -211,7 +215,7 @@ PROGRAM = Group(
     help="A durable, ordered log of rows inside one process that becomes consistent tables in "
     "Spark.",
 )
-"""The chapters of this package add their commands."""
+"""The modules of this package add their commands to it."""
 
 
 def group(name: str, text: str) -> Group:
@@ -222,7 +226,9 @@ def group(name: str, text: str) -> Group:
 
 
 def at_place(*, required: bool = True) -> Callable[[Function], Function]:
-    """Let a command take `place`: a node's directory, or an address by `--node` or in its place."""
+    """Give a command the parameter `place`: a node's directory or address, positional or by
+    `--node`.
+    """
     text = (
         "The node's directory, whether or not a process has it open, or the address of a running "
         "one, as tcp://host:port."
@@ -244,7 +250,9 @@ def at_place(*, required: bool = True) -> Callable[[Function], Function]:
 
 
 def at_node(function: Callable[..., Awaitable[object]]) -> Callable[..., Any]:
-    """Call a coroutine function with the open node that the command's `place` names."""
+    """Wrap a coroutine function so that it is called with the open node of the command's
+    `place`.
+    """
 
     @wraps(function)
     def run(output: object, *, place: Place, **given: Any) -> Any:
@@ -261,14 +269,15 @@ def with_node(
     within_s: float | None = None,
     may_be_new: bool = False,
 ) -> A:
-    """Return what `work` makes of a node: opened in its directory, or as a client of the process
-    that has it open.
+    """Run `work` with a node, opened in its directory or as a client of the process that has it
+    open, and return its result.
 
-    Work that is `lasting` hands the directory over to a service that asks for it, and goes on as
-    its client. Opening and work together raise `TimeoutError` after `within_s` seconds.
+    `lasting` work hands the directory over to a service that requests it, and continues as its
+    client. Raises `TimeoutError` when opening and work together take longer than `within_s`
+    seconds.
 
-    Raises `InvalidArgument` when there is none, unless it `may_be_new`, `AlreadyOwned` when that
-    process takes no clients.
+    Raises `InvalidArgument` when there is no node, unless it `may_be_new`, `AlreadyOwned` when the
+    process that has it open takes no clients.
     """
     import asyncio
 
@@ -288,7 +297,9 @@ def with_node(
 
 
 async def open_place(place: Place, *, lasting: bool = False) -> "OpenNode":
-    """Return what connects to the node at an address, or reaches the one in a directory."""
+    """Return the context manager that connects to the node at an address or opens the one in a
+    directory.
+    """
     import anyio.to_thread
 
     from streamingnode.config import TOKEN_FILE_VARIABLE
@@ -306,8 +317,8 @@ DEMO: Mapping[str, str] = {**SPARK, "psutil": "demo", "matplotlib": "demo"}
 
 
 def require(packages: Mapping[str, str]) -> None:
-    """Return if every package can be imported; the values name the extras they come with. Raises
-    `PackageMissing`.
+    """Raise `PackageMissing` unless every package can be imported; the values name the extras that
+    install them.
     """
     for package, extra in packages.items():
         if find_spec(package) is None:

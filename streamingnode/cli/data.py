@@ -1,4 +1,4 @@
-"""What a node holds, on the command line: `collection ls`, `tail` and `flush`."""
+"""The commands for a node's data: `collection ls`, `tail` and `flush`."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -49,7 +49,9 @@ def list_collections(output: Output, *, place: Place, count: bool) -> None:
 
 
 COUNT_TRIES = 3
-"""When a partition is dropped meanwhile, its rows at the tick are gone: another tick is taken."""
+"""Attempts at counting: when a partition is dropped meanwhile, its rows at the tick are gone, and
+counting starts again at another tick.
+"""
 
 
 def _by_name(node: "sn.Node") -> "list[sn.Collection]":
@@ -57,7 +59,9 @@ def _by_name(node: "sn.Node") -> "list[sn.Collection]":
 
 
 async def _counted(node: "sn.Node") -> tuple[list[dict[str, object]], dict[str, int]]:
-    """Return what the collections are, with their numbers of rows at one tick, and that tick."""
+    """Return descriptions of the collections with their numbers of rows at one tick, and that
+    tick.
+    """
     tries = COUNT_TRIES
     while True:
         tries -= 1
@@ -75,14 +79,14 @@ async def _counted_once(node: "sn.Node") -> tuple[list[dict[str, object]], dict[
     tick = await node.consistent_tick()
     described: list[dict[str, object]] = []
     for each in collections:
-        with suppress(CollectionNotFound):  # it was dropped meanwhile
+        with suppress(CollectionNotFound):  # dropped meanwhile
             keys = await node.snapshot(each.name, columns=[each.primary_key], as_of=tick)
             described.append(describe_collection(each) | {"rows": keys.num_rows})
     return described, {"tick": tick}
 
 
 def describe_collection(collection: "sn.Collection") -> dict[str, object]:
-    """Return what a collection is, for people and machines."""
+    """Return the description of a collection, for people and machines."""
     return {
         "name": collection.name,
         "id": collection.id,
@@ -120,14 +124,12 @@ TYPES = (
     "start",
     default="earliest",
     metavar="POSITION",
-    help="earliest: the first message kept (default); latest: only what is new; -N: the last N "
-    "messages; @1h: so long ago (s, m, h or d); a time such as 2026-11-24T10:00:00Z; "
-    "id:rocks/1a: that message and what follows; tick:123: what follows it.",
+    help="earliest: the first message kept (default); latest: only new messages; -N: the last N "
+    "messages; @1h: an age (s, m, h or d); a time such as 2026-11-24T10:00:00Z; id:rocks/1a: "
+    "from that message on; tick:123: after that tick.",
 )
-@click.option(
-    "--until", metavar="POSITION", help="End behind a time, a tick, or so long ago, as above."
-)
-@click.option("--follow", is_flag=True, help="Go on with new messages until interrupted.")
+@click.option("--until", metavar="POSITION", help="End after a time, a tick or an age, as above.")
+@click.option("--follow", is_flag=True, help="Continue with new messages until interrupted.")
 @click.option("-n", "--limit", type=int, metavar="N", help="End after this many messages.")
 @click.option(
     "-o",
@@ -154,8 +156,8 @@ def tail(
     """Print the messages of a collection.
 
     One line of JSON for each message in tick order: an insert with its rows, a delete with its
-    keys, a transaction (`txn`) with its bodies, schema changes. Ends with what is there now;
-    --follow goes on, --until ends before that.
+    keys, a transaction (`txn`) with its bodies, schema changes. Ends with the newest message at the
+    start; --follow continues, --until ends earlier.
     """
     kinds = set(TYPES if types is None else map(str.strip, types.split(",")))
     if unknown := sorted(kinds - set(TYPES)):
@@ -183,18 +185,18 @@ def tail(
             async with reader as messages:
                 async for message in messages:
                     if _kind(message) in kinds:
-                        # In a thread: a pipe nobody reads from must not hold up the node.
+                        # In a thread: a pipe without a reader must not block the node.
                         await anyio.to_thread.run_sync(write, message, abandon_on_cancel=True)
                         printed += 1
                     if printed == limit:
                         return
 
-    # for as long as somebody reads, or does not, what is printed
+    # lasting: the reader of the output may be slow or never read
     with_node(place, print_messages, lasting=True)
 
 
 def start_policy(text: str, option: str = "--from") -> "sn.DeliverPolicy":
-    """Return where to start, as `--from` says it. Raises `InvalidArgument`."""
+    """Return the deliver policy of a `--from` value. Raises `InvalidArgument`."""
     from wal.position import parse_message_id
 
     if text in {"earliest", "start"}:
@@ -210,7 +212,9 @@ def start_policy(text: str, option: str = "--from") -> "sn.DeliverPolicy":
 
 @contextmanager
 def _position_in(text: str, option: str) -> Iterator[None]:
-    """Raise what is wrong with a position as an `InvalidArgument` that says which are none."""
+    """Convert errors about a position to `InvalidArgument` with the valid forms as the next
+    step.
+    """
     begins, ids = ("", "") if option == "--until" else ("earliest, latest, ", "message_id or ")
     step = f"give {begins}@1h, a time such as 2026-11-24T10:00:00Z, or a {ids}tick that tail prints"
     try:
@@ -218,15 +222,15 @@ def _position_in(text: str, option: str) -> Iterator[None]:
     except InvalidArgument as error:
         raise InvalidArgument(f"{option} {text!r}: {error.happened} — {step}") from error
     except (ValueError, OverflowError) as error:
-        raise InvalidArgument(f"{option} {text!r}: it is no position — {step}") from error
+        raise InvalidArgument(f"{option} {text!r}: it is not a position — {step}") from error
 
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def _tick_at(text: str) -> int:
-    """Return a tick, or the first one of a time or of so long ago. Raises `InvalidArgument` and
-    what times raise.
+    """Return a tick, or the first tick of a time or an age. Raises `InvalidArgument`, `ValueError`,
+    `OverflowError`.
     """
     if (number := text.removeprefix("tick:")).isdecimal():
         return tick_given("the tick", int(number))
@@ -236,22 +240,22 @@ def _tick_at(text: str) -> int:
         )
     moment = datetime.fromisoformat(text.removeprefix("@"))
     if moment.tzinfo is None:
-        raise InvalidArgument("the time may be in any zone — add Z, or +01:00")
+        raise InvalidArgument("the time has no zone — add Z, or +01:00")
     return time_to_tick(moment)
 
 
 BACK_MS = 1_000
 BACK_FACTOR = 8
-"""How far back the last messages are looked for at first, and how much further each time that there
-are too few.
+"""The last messages are searched from this far back, and from this factor further back each time
+that too few are found.
 """
 
 
 async def _before_last(
     node: "sn.Node", collection: str, count: int, upto: int, kinds: set[str]
 ) -> "sn.DeliverPolicy":
-    """Return where the last messages up to a tick begin: as the log is read forward only, from
-    further back each time.
+    """Return where the last `count` messages up to a tick begin. The log is read forward only, so
+    each attempt starts further back.
     """
     back_ms = BACK_MS
     while True:
@@ -266,7 +270,7 @@ async def _before_last(
         except Truncated:
             if not start:
                 raise
-            back_ms = upto  # more than there is
+            back_ms = upto  # before the beginning of the log
             continue
         if len(found) == count or not start:
             return (
@@ -281,8 +285,8 @@ async def _before_last(
 def _writing(
     form: str, output: Output, columns: "pa.Schema"
 ) -> "Iterator[Callable[[sn.ReadMessage], None]]":
-    """Yield what prints one message; blocks. Arrow has rows and keys, where columns that keys lack
-    are null.
+    """Yield a function that prints one message and blocks. Arrow output has rows and keys; columns
+    that are not in a key are null.
     """
 
     def write_text(message: "sn.ReadMessage") -> None:
@@ -324,7 +328,8 @@ def _writing(
                     {"_tick": [message.time_tick] * count, "_type": [_kind(part)] * count, **there}
                 )
                 shaped = pa.concat_tables([schema.empty_table(), own], promote_options="default")
-                stream.write_table(shaped.combine_chunks())  # else the empty one is a batch, too
+                # otherwise the empty table would be a batch too
+                stream.write_table(shaped.combine_chunks())
         output.flush()
 
     with disk_errors_typed("the output"):
@@ -345,8 +350,8 @@ def _content(message: "sn.ReadMessage") -> dict[str, Any]:
 
 
 def _python_rows(rows: "pa.Table") -> list[dict[str, object]]:
-    """Return rows as Python has them; where it has not the year, times and dates are the integers
-    that are stored.
+    """Return rows as Python values. If a year is beyond Python's range, all times and dates are
+    returned as the stored integers.
     """
     import pyarrow as pa
     import pyarrow.types as pt
@@ -368,9 +373,8 @@ def _python_rows(rows: "pa.Table") -> list[dict[str, object]]:
 def flush(output: Output, *, place: Place) -> None:
     """Make a cut: everything acknowledged goes to files.
 
-    Prints the cut's number, its tick and the segments it sealed; says so when there is nothing new.
-    Exit code 4 when another process has the node open and takes no clients: it makes cuts by
-    itself.
+    Prints the cut's number, its tick and the segments it sealed, or that there is nothing new. Exit
+    code 4 when another process has the node open and takes no clients: it makes cuts by itself.
     """
 
     async def cut_it(node: "sn.Node") -> "tuple[int, sn.FlushResult]":

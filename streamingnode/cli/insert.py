@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 class _Insert:
     """One run with its arguments: writes batches, and counts what is acknowledged.
 
-    As a producer it writes each batch of one input once, under the number of its last line or row.
-    What was written is known by its digest, which is noted before it is written: then there is one
-    for everything in the log, whenever the program dies. The note has two, because nobody knows
-    which of the last batches got there.
+    As a producer it writes each batch of one input once, with the number of the batch's last line
+    or row as its sequence. The producer's note holds the digest of the input up to that batch, and
+    is written before the batch: so everything in the log has a digest, whenever the program dies.
+    The note holds two digests, because either of the last two batches may be the last one in the
+    log.
     """
 
     place: Place
@@ -49,16 +50,16 @@ class _Insert:
     _newest: list[tuple[int, bytes]] = field(default_factory=list)
 
     async def run(self, source: "Source", progress: Progress) -> None:
-        """Insert what is new in the input."""
+        """Insert the rows of the input that are not inserted yet."""
         import anyio.to_thread
 
         from streamingnode.care.inspect import is_node
 
-        # What reads the input is abandoned when this is cancelled: a pipe may be silent for ever.
+        # Cancelling abandons the thread that reads the input: a pipe may be silent forever.
         in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
         new = None
         if self.create and isinstance(self.place, Path) and not is_node(self.place):
-            # what is refused now leaves no empty node behind
+            # refuse invalid input before the node is created
             new = await in_thread(self._new_collection, source)
         async with await open_place(self.place, lasting=True) as node:
             there = next(
@@ -98,8 +99,8 @@ class _Insert:
                 progress.advance(self.rows, format_count(self.rows, "row"))
 
     def _new_collection(self, source: "Source") -> "tuple[Definition, Iterator[RowBatch]]":
-        """Return the collection to create and the rows, once that and the first batch would
-        succeed.
+        """Return the collection to create and the batches of rows, after checking the collection
+        and the first batch.
         """
         from interceptors.shard.catalog import DEFAULT_PARTITION
         from streamingnode.collections import Definition
@@ -121,8 +122,8 @@ class _Insert:
     def _pass_over(
         self, source: "Source", producer: "sn.Producer", collection: "sn.Collection | None"
     ) -> None:
-        """Go on in the input behind what is inserted. Raises `InvalidArgument` unless it is the
-        same up to there.
+        """Skip the part of the input that is already inserted. Raises `InvalidArgument` unless that
+        part is unchanged.
         """
         import msgspec
 
@@ -185,7 +186,7 @@ class _Insert:
 @click.option(
     "--producer",
     metavar="NAME",
-    help="Insert what no earlier run with this name has: a repeated run is exact.",
+    help="Insert only rows that no earlier run with this name inserted: a repeated run is exact.",
 )
 @click.option("--partition", help="The partition the rows go to (default: _default).")
 @click.option(
@@ -200,25 +201,25 @@ class _Insert:
 def insert(output: Output, **given: Any) -> None:
     """Insert rows from JSON lines or Parquet.
 
-    Reads a file (JSON lines, also packed with gzip, or Parquet) or stdin in batches; each batch is
-    applied whole or not at all. What comes through a pipe is durable within a second. Where a line
-    does not fit, it is named, and nothing of its batch is inserted. In JSON, times are RFC 3339
-    text, bytes are base64, and a field left out is null where its column may be. A Parquet file has
-    every column of the collection, in a type that goes in unchanged. With --create the columns are
-    those of the first batch, or of the Parquet file, in the types that hold them; when that is
-    refused, nothing is created.
+    Reads a file (JSON lines, also compressed with gzip, or Parquet) or stdin in batches; each batch
+    is applied whole or not at all. Lines from a pipe are durable within a second. An error names
+    the line that does not fit, and nothing of its batch is inserted. In JSON, times are RFC 3339
+    text, bytes are base64, and a missing field is null if its column allows it. A Parquet file must
+    have every column of the collection, in a type that needs no lossy conversion. With --create the
+    columns are those of the first batch, or of the Parquet file, in types that hold their values;
+    after an error nothing is created.
 
     With --producer a repeated run is exact, after an error, a crash, or with more lines at the end:
-    it goes on behind the last line or row that an earlier run inserted under this name. When what
-    comes before is not the same any more, it is refused: another input needs another name. A
-    Parquet file may not change at all.
+    it continues after the last line or row that an earlier run inserted under this name. An input
+    whose earlier part has changed is refused: another input needs another name. A Parquet file must
+    not change at all.
 
-    Checksums that pages of a Parquet file carry are compared. Times of its type INT96, as Spark
-    writes them by default, are taken as UTC by a column with a time zone.
+    Page checksums in a Parquet file are verified. Times of type INT96, which Spark writes by
+    default, count as UTC for a column with a time zone.
     """
     done = _Insert(**given)
     if done.create and done.primary_key is None:
-        raise InvalidArgument("--create needs to know the key — add --primary-key COLUMN")
+        raise InvalidArgument("--create needs a primary key — add --primary-key COLUMN")
     if not done.create and (done.primary_key is not None or done.shards is not None):
         raise InvalidArgument("--primary-key and --shards describe a new collection — add --create")
     from streamingnode.care.inspect import check_node

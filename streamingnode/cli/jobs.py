@@ -1,4 +1,4 @@
-"""What runs for a while: `serve`, `ingest`, `bench` and `demo`."""
+"""The commands that run for a while: `serve`, `ingest`, `bench` and `demo`."""
 
 import math
 import os
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from spark_sink import IngestReport, IngestRound
 
 CLOSED_NODE_CUT_S = 30.0
-"""Pause between two cuts of a node that nobody has open: each opens it, and only other commands can
-have written to it.
+"""Seconds between two cuts of a node that no process has open: each cut opens it, and only other
+commands can have written to it.
 """
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 ROW_BYTES = 1024
 KEY_BYTES = 8
 DROP_S_MAX = 10.0
-"""How long the end of a measurement waits until its collection is dropped."""
+"""Maximum seconds that the end of a measurement waits for dropping its collection."""
 
 
 @PROGRAM.verb(
@@ -54,7 +54,7 @@ DROP_S_MAX = 10.0
     "streamingnode serve data --listen tls://0.0.0.0:7070 --tls-cert node.pem --tls-key node.key "
     "--tokens tokens.toml",
 )
-@click.argument("directory", type=FILE, help="The node's directory, made if it is new.")
+@click.argument("directory", type=FILE, help="The node's directory, created if it is new.")
 @click.option(
     "--listen", multiple=True, metavar="URL", help="Also at tcp://host:port or tls://host:port."
 )
@@ -62,7 +62,7 @@ DROP_S_MAX = 10.0
     "--tokens",
     type=FILE,
     metavar="FILE",
-    help="Who may connect at --listen, a TOML file (docs/operations.md).",
+    help="A TOML file of who may connect at --listen (docs/operations.md).",
 )
 @click.option(
     "--tls-cert", type=FILE, metavar="FILE", help="The certificate for tls://, with its chain."
@@ -78,17 +78,17 @@ DROP_S_MAX = 10.0
     "--audit-log",
     type=FILE,
     metavar="FILE",
-    help="Who connects, who is refused, and what admins do.",
+    help="Log connections, refusals and the actions of admins to this file.",
 )
 @click.option(
-    "--http", metavar="HOST:PORT", help="Answer monitors there: /livez, /readyz, /metrics."
+    "--http", metavar="HOST:PORT", help="Serve /livez, /readyz and /metrics for monitors."
 )
 @click.option(
     "--http-for-anybody",
     is_flag=True,
     help="Allow --http at an address that other machines reach.",
 )
-@click.option("--traces", is_flag=True, help="Make spans for OpenTelemetry, which its SDK exports.")
+@click.option("--traces", is_flag=True, help="Create OpenTelemetry spans, which its SDK exports.")
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
@@ -115,12 +115,12 @@ def serve(  # noqa: PLR0913 - one for each option
     """Run a node for other processes, in the foreground.
 
     Clients reach it at node.sock in its directory, and at --listen. Prints a line when it is ready,
-    after recovery, and says so to systemd. SIGTERM, SIGINT and SIGHUP end it: clients finish what
-    they have begun, and it exits with 0; a second one exits at once. With --tokens, SIGHUP reads
-    that file anew instead, and a line says so. An address other than loopback needs --tokens or
-    --tls-client-ca, and TLS.
+    after recovery, and notifies systemd. SIGTERM, SIGINT and SIGHUP end it: clients finish the
+    calls they have begun, and it exits with 0; a second signal exits at once. With --tokens, SIGHUP
+    instead reads that file again and prints a line. An address other than loopback needs --tokens
+    or --tls-client-ca, and TLS.
     """
-    with suppress(KeyboardInterrupt):  # a signal that came before there was a node to close
+    with suppress(KeyboardInterrupt):  # a signal before the node was open
         from streamingnode.opening import run_async
         from streamingnode.remote.audit import audit_to
         from streamingnode.remote.auth import Endpoint, server_tls
@@ -128,8 +128,7 @@ def serve(  # noqa: PLR0913 - one for each option
 
         if not listen and (tokens or tls_cert or tls_key or tls_client_ca):
             raise InvalidArgument(
-                "--tokens and --tls-... say who may connect at --listen — add that, or leave them "
-                "out"
+                "--tokens and --tls-... apply to --listen — add that, or leave them out"
             )
         tls = server_tls(tls_cert, tls_key, tls_client_ca)
         endpoints = [
@@ -152,12 +151,12 @@ def serve(  # noqa: PLR0913 - one for each option
             output.result(f"ready: {' '.join(addresses)}", document)
             output.flush()
 
-        def told(text: str, document: Mapping[str, object]) -> None:
-            with suppress(BrokenPipeError, StorageFailed):  # nobody reads what it prints any more
+        def report(text: str, document: Mapping[str, object]) -> None:
+            with suppress(BrokenPipeError, StorageFailed):  # the reader of the output is gone
                 output.result(text, document)
                 output.flush()
 
-        reading = None if tokens is None else TokensRead(tokens, told)
+        reading = None if tokens is None else TokensRead(tokens, report)
         run_async(partial(serve_node, directory, endpoints, config, settings, ready, reading))
 
 
@@ -169,7 +168,7 @@ def duration(text: str) -> float:
     with suppress(ValueError, KeyError):
         if 0 < (seconds := float(number) * _UNITS_S[text[len(number) :] or "s"]) < math.inf:
             return seconds
-    raise InvalidArgument(f"{text!r} is no duration — give one such as 500ms, 2s or 1h")
+    raise InvalidArgument(f"{text!r} is not a duration — give one such as 500ms, 2s or 1h")
 
 
 @PROGRAM.verb(
@@ -187,16 +186,16 @@ def duration(text: str) -> float:
     required=True,
     help="Where the tables are, one for each collection.",
 )
-@click.option("--no-cut", is_flag=True, help="Take the cuts that are there, ask for none.")
+@click.option("--no-cut", is_flag=True, help="Take only existing cuts, request no new one.")
 @click.option(
     "--every-cut",
     is_flag=True,
-    help="Make each cut a version of its own: slower, and no state is hidden.",
+    help="Make each cut a version of its own: slower, but every state is visible.",
 )
 @click.option(
     "--every",
     metavar="DURATION",
-    help="Stay, and ingest this often, as 2s; also keeps the tables small.",
+    help="Keep running and ingest this often, as 2s; also keeps the tables small.",
 )
 @click.option(
     "--keep",
@@ -207,8 +206,8 @@ def duration(text: str) -> float:
 @click.option(
     "--link",
     is_flag=True,
-    help="Link the files of inserts instead of copying them: half the disk, but what rots, and "
-    "who may read, are the same for node and table.",
+    help="Link the files of inserts instead of copying them: half the disk, but node and table "
+    "then share damage and read permissions.",
 )
 def ingest(
     output: Output,
@@ -223,19 +222,19 @@ def ingest(
 ) -> int:
     """Bring a node's cuts into Spark tables, each exactly once.
 
-    Asks the node for a cut first. Where a process has it open and takes no clients, takes the cuts
-    that are there, says how old the newest is, and ends with exit code 4: the tables are stale.
-    With --no-cut no cut is wanted, and none is stale. Can be interrupted and run again at any
-    moment, also twice at once. Tables are Delta tables. Cuts that delete no row are copied; Spark
-    is started for others.
+    Requests a cut from the node first. If a process has the node open and takes no clients, it
+    takes the existing cuts, prints the age of the newest, and ends with exit code 4: the tables are
+    stale. With --no-cut it requests no cut, and tables are never stale. It can be interrupted and
+    run again at any moment, also twice at once. Tables are Delta tables. Cuts that delete no row
+    are copied; Spark is started for others.
 
-    With --every it stays, prints a line for each round, and goes on whatever fails: each table for
-    itself, also without the node. SIGTERM, SIGINT and SIGHUP end an ingest after the commit it is
-    in, with --every with exit code 0, which is 4 if the last round was stale; a second one ends it
-    at once.
+    With --every it keeps running, prints a line for each round, and continues after failures: each
+    table fails alone, and it also continues without the node. SIGTERM, SIGINT and SIGHUP end an
+    ingest after its current commit; with --every the exit code is then 0, or 4 if the last round
+    was stale. A second signal ends it at once.
     """
     stop = threading.Event()
-    # In a thread: the event has a lock, which the main thread may hold when the signal comes.
+    # In a thread: the event has a lock, which the main thread may hold when the signal arrives.
     with ENDING.reacting(partial(start_new_thread, stop.set, ())):
         require(SPARK)
         import spark_sink
@@ -256,7 +255,7 @@ def ingest(
 
 def _show_rounds(output: Output, rounds: "Iterator[IngestRound]") -> int:
     is_stale = False
-    with suppress(KeyboardInterrupt):  # a signal that came while the node was asked for a cut
+    with suppress(KeyboardInterrupt):  # a signal during a request for a cut
         for each in rounds:
             _show_round(output, each)
             is_stale = each.stale
@@ -306,8 +305,8 @@ def _stale(cut_age_s: float | None) -> str:
 
 
 class _Asked:
-    """A node that is asked for a cut by its directory: the process that has it open, or the node
-    opened for the moment.
+    """Requests cuts of a node by its directory: from the process that has it open, or by opening it
+    briefly.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -315,11 +314,11 @@ class _Asked:
         self._open_again = 0.0
 
     def flush(self) -> object:
-        """Return the newest cut, None when nobody is to be asked now. Raises as `with_node`."""
+        """Return the newest cut, None when no cut is due. Raises as `with_node`."""
         from streamingnode.care.inspect import holder
 
         if holder(Path(self.path)) is not None:
-            self._open_again = 0.0  # once it is closed, its last rows are to be cut
+            self._open_again = 0.0  # once the process closes it, cut its last rows at once
         elif time.monotonic() < self._open_again:
             return None
         else:
@@ -327,34 +326,34 @@ class _Asked:
         try:
             return with_node(Path(self.path), lambda node: node.flush())
         finally:
-            # it may have come too late to be the outcome of the question
+            # the signal may have arrived too late to interrupt the request
             if ENDING.number is not None:
                 raise Interrupted
 
 
-def _show_round(output: Output, told: "IngestRound") -> None:
+def _show_round(output: Output, ended: "IngestRound") -> None:
     lag = (
         "nothing yet"
-        if told.lag_s is None
-        else f"lag {told.lag_s:.1f} s, {format_count(told.lag_cuts, 'cut')}"
+        if ended.lag_s is None
+        else f"lag {ended.lag_s:.1f} s, {format_count(ended.lag_cuts, 'cut')}"
     )
     copied, by_spark = (
-        sum(table.road == road for table in told.tables) for road in ("copy", "spark")
+        sum(table.road == road for table in ended.tables) for road in ("copy", "spark")
     )
     did = {
-        f"{format_count(told.rows_added, 'row')} added": told.rows_added,
-        f"{format_count(told.rows_deleted, 'row')} deleted": told.rows_deleted,
+        f"{format_count(ended.rows_added, 'row')} added": ended.rows_added,
+        f"{format_count(ended.rows_deleted, 'row')} deleted": ended.rows_deleted,
         f"{format_count(copied, 'table')} by copying": copied,
         f"{format_count(by_spark, 'table')} by Spark": by_spark,
-        f"{told.compacted} files less": told.compacted,
+        f"{ended.compacted} files less": ended.compacted,
     }
     done = ", ".join(what for what, count in did.items() if count) or "nothing new"
-    output.line(f"cut {told.cut}: {done}; {lag}; {1000 * told.seconds:.0f} ms")
-    if told.stale:
-        output.line(f"  {_stale(told.cut_age_s)}")
-    for each in told.failures:
+    output.line(f"cut {ended.cut}: {done}; {lag}; {1000 * ended.seconds:.0f} ms")
+    if ended.stale:
+        output.line(f"  {_stale(ended.cut_age_s)}")
+    for each in ended.failures:
         output.line(f"  {each.table or 'node'}: {each.code}: {each.message}")
-    output.document(told)
+    output.document(ended)
     output.flush()
 
 
@@ -371,15 +370,20 @@ def _show_round(output: Output, told: "IngestRound") -> None:
     type=FILE,
     default=Path(),
     metavar="DIR",
-    help="On the disk to measure (default: .).",
+    help="A directory on the disk to measure (default: .).",
 )
 @click.option("--seconds", type=float, default=3.0, help="How long to measure (default: 3).")
 @click.option(
-    "--outstanding", "--callers", "callers", default=64, metavar="N", help="Inserts (default: 64)."
+    "--outstanding",
+    "--callers",
+    "callers",
+    default=64,
+    metavar="N",
+    help="Concurrent inserts (default: 64).",
 )
 @click.option("--rows", default=1, metavar="N", help="Rows in each insert (default: 1).")
 @click.option(
-    "--size", default=ROW_BYTES, metavar="BYTES", help=f"Of each row (default: {ROW_BYTES})."
+    "--size", default=ROW_BYTES, metavar="BYTES", help=f"Size of each row (default: {ROW_BYTES})."
 )
 def bench(
     output: Output,
@@ -391,14 +395,17 @@ def bench(
     rows: int,
     size: int,
 ) -> None:
-    """Measure durable inserts into a temporary node, or into one that is there.
+    """Measure durable inserts into a temporary node, or into an existing
+    one.
 
-    The temporary node is made under --dir and removed. In a node that is there a collection of its
-    own is made, and dropped at the end; what was written goes from its log and files by retention.
-    What one fsync takes, `doctor` measures.
+    The temporary node is created under --dir and removed. In an existing node a temporary
+    collection is created, and dropped at the end; retention later removes its rows from log and
+    files. `doctor` measures the time of one fsync.
     """
     if not directory.is_dir():
-        raise InvalidArgument(f"{directory} is no directory — make it, or name another with --dir")
+        raise InvalidArgument(
+            f"{directory} is not a directory — create it, or name another with --dir"
+        )
     if not (0 < seconds < math.inf and callers >= 1 and rows >= 1 and size >= 1):
         raise InvalidArgument(
             "--seconds, --outstanding, --rows or --size is out of range — give more than 0"
@@ -425,8 +432,8 @@ def bench(
 async def _insert(
     node: "sn.Node", *, seconds: float, callers: int, rows: int, value_bytes: int
 ) -> list[float]:
-    """Insert from so many callers, each once at least, into a new collection; return what each
-    insert took.
+    """Insert from `callers` callers, each at least once, into a new collection; return the seconds
+    of each insert.
     """
     from uuid import uuid4
 
@@ -435,7 +442,7 @@ async def _insert(
 
     columns: dict[str, pa.DataType] = {"id": pa.int64(), "value": pa.binary()}
     dicts = [{"id": key, "value": os.urandom(value_bytes)} for key in range(rows)]
-    # One row is given as a dict, as small inserts are mostly written.
+    # One row is passed as a dict, as in most small inserts.
     given = dicts if rows == 1 else pa.RecordBatch.from_pylist(dicts, schema=pa.schema(columns))
     took = list[float]()
     name = f"bench-{uuid4().hex}"
@@ -483,10 +490,10 @@ def demo(output: Output, *, directory: Path, seconds: float, rounds_per_second: 
 
     Shows everything on real input: a process of its own samples every process into a node, while
     Spark ingests its cuts. Each round is one transaction over the collections `samples` and `live`.
-    In the middle the sampling process is killed (SIGKILL), and another one goes on. Then it checks
-    that every version of the tables holds exactly what was acknowledged, prints the top processes
-    from Spark SQL and draws report.png. Replaces a directory that an earlier demo made, and nothing
-    else. Exit code 1 when a check fails.
+    In the middle the sampling process is killed (SIGKILL), and another one continues. Then it
+    checks that every version of the tables holds exactly the acknowledged rows, prints the top
+    processes from Spark SQL and draws report.png. Replaces a directory that an earlier demo made,
+    and nothing else. Exit code 1 when a check fails.
     """
     if not (0 < seconds < math.inf and 0 < rounds_per_second < math.inf):
         raise InvalidArgument("--seconds or --rounds-per-second is out of range — give more than 0")

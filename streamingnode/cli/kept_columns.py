@@ -1,7 +1,8 @@
-"""The columns a new collection gets for those of a Parquet file. No I/O.
+"""Derives the columns of a new collection from those of a Parquet file. No
+I/O.
 
-A file has types that a collection does not keep. Most have one obvious answer: the narrowest kept
-type that holds each of their values as it is, which is also the one that Spark reads them as. The
+A file may have types that a collection does not keep. Most are mapped to the narrowest kept type
+that holds each of their values unchanged, which is also the type that Spark reads them as. The
 others are refused.
 """
 
@@ -20,21 +21,23 @@ _SAME: dict[pa.DataType, pa.DataType] = {
     pa.string_view(): pa.string(),
     pa.binary_view(): pa.binary(),
     pa.date64(): pa.date32(),
-    pa.null(): pa.string(),  # as a JSON key that is null in each line
+    pa.null(): pa.string(),  # as for a JSON key that is null in each line
 }
 
 
 def kept_columns(schema: pa.Schema) -> pa.Schema:
     """Return the columns that hold every row of a file, except times finer than microseconds.
 
-    A type without an answer stays as it is, for the check of the schema to refuse; `not null`
-    inside a column is dropped. Raises `SchemaMismatch` for uint64, which has more than one answer.
+    A type that cannot be mapped stays unchanged, and the schema check refuses it. `not null` inside
+    a column is dropped. Raises `SchemaMismatch` for uint64, which could be mapped to more than one
+    type.
     """
     for field in schema:
         if has_leaf(field.type, pt.is_uint64):
-            what = f"is {field.type}, and no integer that is kept holds all of uint64"
+            what = f"is {field.type}, and no kept integer type holds all of uint64"
             step = (
-                "make the collection with `streamingnode collection create`, with int64 (to 2^63 - "
+                "create the collection with `streamingnode collection create`, with int64 (to "
+                "2^63 - "
                 "1) "
                 "or a decimal of 20 digits there, and insert without --create"
             )
@@ -44,7 +47,7 @@ def kept_columns(schema: pa.Schema) -> pa.Schema:
 
 
 def kept_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that is kept for one of a file."""
+    """Return the kept type for a type of a file."""
     if isinstance(kind, pa.DictionaryType):
         return kept_type(kind.value_type)
     if pt.is_struct(kind):
@@ -64,7 +67,7 @@ def kept_type(kind: pa.DataType) -> pa.DataType:
 
 
 def has_nanoseconds(kind: pa.DataType) -> bool:
-    """Whether values of the type may be finer than the kept type tells."""
+    """Whether values of the type may be finer than the kept type stores."""
     return has_leaf(kind, lambda leaf: isinstance(leaf, pa.TimestampType) and leaf.unit == "ns")
 
 

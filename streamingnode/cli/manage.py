@@ -1,4 +1,4 @@
-"""What is kept in a node, on the command line: collections, partitions, readers, transactions."""
+"""The commands for collections, partitions, readers and transactions."""
 
 import re
 from typing import TYPE_CHECKING, Any
@@ -34,8 +34,8 @@ _COLLECTION = click.argument("collection", help="The collection.")
     "--schema",
     required=True,
     metavar="COLUMNS",
-    help="NAME:TYPE, separated by commas, with `not null` where that is meant; types as "
-    "`collection ls` shows them.",
+    help="NAME:TYPE, separated by commas, with `not null` if required; types as `collection ls` "
+    "shows them.",
 )
 @click.option("--primary-key", required=True, metavar="COLUMN", help="The primary key.")
 @click.option("--shards", default=1, metavar="N", help="Number of shards (default: 1).")
@@ -77,7 +77,7 @@ async def drop_collection(
 ) -> None:
     """Drop a collection with all its rows.
 
-    At once and for good; it ends open transactions on the collection.
+    Takes effect at once, without undo; it ends open transactions on the collection.
     """
     found = node.collection(collection)
     if not dry_run:
@@ -93,12 +93,12 @@ _DECIMAL = re.compile(r"decimal(?:128)?\((\d+), *(\d+)\)")
 
 
 def parse_schema(text: str) -> "pa.Schema":
-    """Return the columns of `--schema`. Raises `InvalidArgument`; whether a node keeps them is its
-    own question.
+    """Return the columns of `--schema`. Raises `InvalidArgument`; does not check whether a node
+    keeps the types.
     """
     import pyarrow as pa
 
-    by_alias: Any = pa.type_for_alias  # its stub knows the aliases one by one
+    by_alias: Any = pa.type_for_alias  # its stub lists the aliases one by one
     fields: list[AnyField] = []
     for column in _BETWEEN_COLUMNS.split(text):
         name, _, kind = map(str.strip, column.partition(":"))
@@ -112,7 +112,7 @@ def parse_schema(text: str) -> "pa.Schema":
                 of = by_alias(bare)
         except ValueError:
             raise InvalidArgument(
-                f"--schema: {shown(column)} is no column — give NAME:TYPE with a type as "
+                f"--schema: {shown(column)} is not a column — give NAME:TYPE with a type as "
                 "`collection ls` shows them, as id:int64 or "
                 "at:timestamp[us, UTC]; insert --create takes lists and structs from a file"
             ) from None
@@ -147,7 +147,7 @@ async def list_partitions(output: Output, node: "sn.Node", *, collection: str) -
 async def create_partition(
     output: Output, node: "sn.Node", *, collection: str, partition: str
 ) -> None:
-    """Create a partition, and print those there are afterwards."""
+    """Create a partition, and print the partitions afterwards."""
     await node.create_partition(collection, partition)
     _print_partitions(output, node, collection)
 
@@ -163,9 +163,11 @@ async def create_partition(
 async def drop_partition(
     output: Output, node: "sn.Node", *, collection: str, partition: str
 ) -> None:
-    """Drop a partition with all its rows, and print those there are afterwards.
+    """Drop a partition with all its rows, and print the partitions
+    afterwards.
 
-    At once and for good; it ends open transactions on the collection. `_default` cannot be dropped.
+    Takes effect at once, without undo; it ends open transactions on the collection. `_default`
+    cannot be dropped.
     """
     await node.drop_partition(collection, partition)
     _print_partitions(output, node, collection)
@@ -192,8 +194,8 @@ _READER = click.argument("reader", help="The reader.")
 async def list_readers(output: Output, node: "sn.Node", *, collection: str | None) -> None:
     """List the named readers of a node.
 
-    A named reader holds the log from its place on, also when nobody opens it any more: `behind_s`
-    is how old that is, and `backlog` how many messages, of all collections, are behind it.
+    A named reader holds the log from its position on, even if it is never opened again. `behind_s`
+    is the age of that position, and `backlog` the number of messages, of all collections, after it.
     """
     output.listing("readers", await _readers_of(node, collection))
 
@@ -211,16 +213,17 @@ async def list_readers(output: Output, node: "sn.Node", *, collection: str | Non
     "--to",
     required=True,
     metavar="POSITION",
-    help="Where it goes on, as in `tail --from`, without -N.",
+    help="The new position, as in `tail --from`, without -N.",
 )
 @DRY_RUN
 async def seek_reader(
     output: Output, node: "sn.Node", *, collection: str, reader: str, to: str, dry_run: bool
 ) -> None:
-    """Make a named reader go on from another place.
+    """Move a named reader to another
+    position.
 
-    What lies between comes again, or never. A reader that is open cannot be moved (READER_BUSY):
-    end its program first.
+    Messages between the two positions are delivered again, or never. An open reader cannot be moved
+    (READER_BUSY): end its program first.
     """
     policy = start_policy(to, "--to")
     before = await _reader_of(node, collection, reader)
@@ -244,9 +247,10 @@ async def seek_reader(
 async def remove_reader(
     output: Output, node: "sn.Node", *, collection: str, reader: str, dry_run: bool
 ) -> None:
-    """Forget the place of a named reader, which then holds no log.
+    """Remove a named reader, which then no longer holds the
+    log.
 
-    A reader that is open cannot be removed (READER_BUSY): end its program first.
+    An open reader cannot be removed (READER_BUSY): end its program first.
     """
     before = await _reader_of(node, collection, reader)
     if not dry_run:
@@ -255,7 +259,7 @@ async def remove_reader(
 
 
 async def _readers_of(node: "sn.Node", collection: str | None) -> "list[ReaderInfo]":
-    """Return the named readers of a collection, which exists, or of all."""
+    """Return the named readers of an existing collection, or of all collections."""
     if collection is not None:
         node.collection(collection)
     return [
@@ -271,7 +275,7 @@ async def _reader_of(node: "sn.Node", collection: str, name: str) -> "ReaderInfo
         if each.name == name:
             return each
     text = f"collection {collection!r} has no reader {shown(name)}"
-    raise sn.errors.ReaderNotFound(f"{text} — `streamingnode reader ls` names them")
+    raise sn.errors.ReaderNotFound(f"{text} — `streamingnode reader ls` lists them")
 
 
 TXN = group("txn", "List the open transactions of a node, or end one.")
@@ -286,8 +290,9 @@ TXN = group("txn", "List the open transactions of a node, or end one.")
 async def list_transactions(output: Output, node: "sn.Node") -> None:
     """List the open transactions of a node.
 
-    Those that are sent before their commit: small ones are never open in the node. One holds the
-    log from its begin on, and ends by itself when it is idle for its keepalive.
+    Only transactions that are sent before their commit: small ones are never open in the node. An
+    open transaction holds the log from its begin on, and ends by itself after being idle for its
+    keepalive.
     """
     output.listing("transactions", await node.transactions())
 
@@ -308,7 +313,7 @@ async def abort_transaction(output: Output, node: "sn.Node", *, id_: int, dry_ru
     found = await node.transactions()
     chosen = next((each for each in found if each.txn_id == id_), None)
     if chosen is None:
-        step = "`streamingnode txn ls` names those that are"
+        step = "`streamingnode txn ls` lists the open ones"
         raise sn.errors.TransactionExpired(f"transaction {id_} is not open — {step}")
     if not dry_run:
         await node.abort_transaction(chosen.txn_id)

@@ -1,4 +1,4 @@
-"""What a command prints: text for people, JSON for machines, errors and progress on stderr."""
+"""The output of a command: text for people, JSON for machines, errors and progress on stderr."""
 
 import json
 import os
@@ -27,10 +27,10 @@ EXIT_FAILED = 1
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it for `cat`
 
 _WIDTH_OF_A_FILE = 1_000_000
-"""Lines that no terminal shows are not wrapped."""
+"""Width of output that does not go to a terminal: lines are not wrapped."""
 
 _TERMINAL = re.compile("[\x7f-\x9f\u2028\u2029]")
-"""What JSON lets through and a terminal, or whoever splits lines, may take for a command."""
+"""Characters that JSON does not escape, but that a terminal or a line splitter may interpret."""
 
 
 class Output:
@@ -45,10 +45,12 @@ class Output:
         self, *, as_json: bool = False, stdout: TextIO | None = None, stderr: TextIO | None = None
     ) -> None:
         self.as_json = as_json
-        # A program started with its output closed has None there; what it prints then goes nowhere.
+        # If the program was started with its output closed, the stream is None and the output is
+        # discarded.
         self.stdout = stdout or sys.stdout or _nowhere()
         self.stderr = stderr or sys.stderr or _nowhere()
-        # whatever the locale: JSON is UTF-8, and no dash ends the program
+        # independent of the locale: JSON is UTF-8, and a dash must not end the program with an
+        # error
         if isinstance(self.stdout, TextIOWrapper):
             encoding, errors = (
                 (None, "backslashreplace") if self.stdout.isatty() else ("utf-8", None)
@@ -56,14 +58,14 @@ class Output:
             self.stdout.reconfigure(encoding=encoding, errors=errors)
 
     def line(self, text: str = "") -> None:
-        """Print a line for people; nothing with `--json`. What is no text in a name or path is
-        escaped.
+        """Print a line for people; nothing with `--json`. Bytes of a name or path that are not text
+        are escaped.
         """
         if not self.as_json:
             self.write(f"{escaped(text)}\n")
 
     def _console(self, file: TextIO) -> "Console":
-        """Return what lays text out: as wide as the terminal, for a file as wide as needed."""
+        """Return a console for layout: as wide as the terminal, for a file as wide as needed."""
         from rich.console import Console
 
         is_terminal = self.stdout.isatty()
@@ -77,7 +79,8 @@ class Output:
         )
 
     def _lay_out(self, *parts: "RenderableType") -> None:
-        text = StringIO()  # the console would end the program where the reader of a pipe is gone
+        # a console that prints would end the program when the reader of a pipe is gone
+        text = StringIO()
         self._console(text).print(*parts, sep="\n")
         for line in text.getvalue().rstrip("\n").split("\n"):
             self.write(f"{line.rstrip()}\n")
@@ -88,14 +91,14 @@ class Output:
             self._lay_out(_table(columns, rows))
 
     def records(self, records: Sequence[Mapping[str, object]]) -> None:
-        """Print a table for people of records with the same names: text as it is, other values as
+        """Print a table of records with the same names for people: text unchanged, other values as
         JSON.
         """
         if records and not self.as_json:
             self._lay_out(_table_of(records))
 
     def listing(self, name: str, records: Sequence[Any], **more: object) -> None:
-        """Print records, for machines as a list of this name beside what else there is."""
+        """Print records; with `--json` a document with the list `name` and the fields `more`."""
         self.records(list(map(fields_of, records)))
         if not records:
             self.line(f"no {name}")
@@ -107,7 +110,7 @@ class Output:
         self.document(document)
 
     def change(self, done: str, what: str, told: object, *, dry_run: bool = False) -> None:
-        """Print what was done to something, or would be."""
+        """Print a change that was made, or with `dry_run` would be made."""
         would = "would be " if dry_run else ""
         self.result(f"{would}{done}: {what}", {done: not dry_run, **fields_of(told)})
 
@@ -117,7 +120,7 @@ class Output:
             self._lay_out(_grid(fields))
 
     def findings(self, report: "Report") -> None:
-        """Print what was found for people, the worst of it last, where eyes rest."""
+        """Print findings for people, the worst last, where it is seen first."""
         for finding in sorted(
             report.findings, key=lambda finding: finding.severity.value, reverse=True
         ):
@@ -125,10 +128,10 @@ class Output:
             self.line(f"        {finding.next_step}")
 
     def show(self, document: Mapping[str, object], only: Container[str] | None = None) -> None:
-        """Print a document: for people a line for each value, under the names that it has in JSON,
-        and lists as tables.
+        """Print a document: for people one line for each value, under its name in JSON, and lists
+        as tables.
 
-        Of a document that is long, people may be shown `only` some names, where there is something.
+        With `only`, people get just these names, and of them those with a value.
         """
         if not self.as_json:
             self._lay_out(*_parts(document, only))
@@ -136,7 +139,9 @@ class Output:
 
     @contextmanager
     def live(self) -> Iterator[Callable[[Mapping[str, object]], None]]:
-        """Yield what shows a document: on a terminal in place of the one before, else after it."""
+        """Yield a function that shows a document: on a terminal it replaces the previous one,
+        elsewhere it follows.
+        """
         if self.as_json or not self.stdout.isatty():
             yield self._show_now
             return
@@ -156,21 +161,21 @@ class Output:
             self.write(f"{to_json(value)}\n")
 
     def write(self, text: str) -> None:
-        """Print text as it is. Raises `BrokenPipeError` when the reader is gone, `StorageFailed`
-        when it takes no more.
+        """Print text unchanged. Raises `BrokenPipeError` when the reader is gone, `StorageFailed`
+        when the output cannot be written.
         """
         with disk_errors_typed("the output"):
             self.stdout.write(text)
 
     def binary(self) -> IOBase:
-        """Return where bytes go. Raises `InvalidArgument` for a terminal."""
+        """Return the binary output stream. Raises `InvalidArgument` for a terminal."""
         if self.stdout.isatty():
-            raise InvalidArgument("a terminal shows no Arrow — send it to a file or a pipe")
+            raise InvalidArgument("a terminal cannot show Arrow — redirect it to a file or a pipe")
         return cast(IOBase, self.stdout.buffer)
 
     def note(self, text: str) -> None:
-        """Tell a person something that is no result, on stderr."""
-        with suppress(OSError):  # where nobody can be told, the exit code still tells how it ended
+        """Print a note for people, which is not part of the result, on stderr."""
+        with suppress(OSError):  # without stderr the exit code still shows the outcome
             self.stderr.write(f"{escaped(text)}\n")
             self.stderr.flush()
 
@@ -181,7 +186,7 @@ class Output:
             for each in "".join(traceback.format_exception(error)).splitlines():
                 self.note(each)
         self.note(f"{error.code}: {error}")
-        # The typed fields never hide the other three.
+        # The error's typed fields never replace the other three.
         told = {
             **error.fields(),
             "code": error.code,
@@ -192,13 +197,13 @@ class Output:
         self.flush()
 
     def flush(self) -> None:
-        """Hand everything to the reader. Raises as `write` does."""
+        """Flush the output. Raises as `write` does."""
         with disk_errors_typed("the output"):
             self.stdout.flush()
 
     def hang_up(self) -> None:
-        """The reader takes no more: what is still buffered goes nowhere, so that the interpreter's
-        exit is quiet too.
+        """Discard the buffered output after the reader is gone, so that the interpreter's exit
+        raises no error.
         """
         with _nowhere() as nowhere:
             os.dup2(nowhere.fileno(), self.stdout.fileno())
@@ -209,14 +214,16 @@ def _nowhere() -> TextIO:
 
 
 def fields_of(record: Any) -> Mapping[str, object]:
-    """Return what is in a mapping, or in a struct, by name."""
+    """Return the fields of a mapping or struct by name."""
     from msgspec.structs import asdict
 
     return record if isinstance(record, Mapping) else asdict(record)
 
 
 def _flat(document: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield what is in a document and in those within it, under names such as `cuts.newest`."""
+    """Yield the values of a document and its nested documents, under names such as
+    `cuts.newest`.
+    """
     for name, value in document.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
@@ -227,7 +234,7 @@ def _flat(document: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
 def _parts(
     document: Mapping[str, object], only: Container[str] | None
 ) -> "Iterator[RenderableType]":
-    """Yield the values of a document, then its lists as tables, under the names that JSON has."""
+    """Yield the values of a document, then its lists as tables, under their names in JSON."""
     import msgspec
 
     lines = dict[str, object]()
@@ -247,7 +254,7 @@ def _parts(
 
 
 def _grid(fields: Mapping[str, object]) -> "Table":
-    """Return a line for each field."""
+    """Return a grid with one line for each field."""
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
@@ -286,7 +293,7 @@ def to_json(value: object) -> str:
 
     try:
         text = msgspec.json.encode(value, enc_hook=str).decode()
-    except UnicodeEncodeError:  # a path whose bytes are no text
+    except UnicodeEncodeError:  # a path whose bytes are not text
         return json.dumps(msgspec.to_builtins(value, enc_hook=str))
     return _TERMINAL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

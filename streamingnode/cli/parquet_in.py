@@ -1,8 +1,8 @@
-"""One Parquet file as Arrow batches, front to back, with every value as the file has it. All of it
+"""Reads a Parquet file as Arrow batches, in order, with every value unchanged. Everything here
 blocks.
 
-Left alone, Arrow does not compare checksums of pages, reads no delta encoding as a dictionary, and
-makes nanoseconds of INT96, which wrap around before 1678 and after 2262.
+By default Arrow does not verify page checksums, reads no delta encoding as a dictionary, and
+converts INT96 to nanoseconds, which wrap around before 1678 and after 2262.
 """
 
 from base64 import b64decode
@@ -21,23 +21,24 @@ from streamingnode.cli.old_calendar import ARROW_SCHEMA, Doubt, doubt_of, is_of_
 from streamingnode.schema import AnyArray, child_fields, has_leaf, is_list, with_children
 
 READ_BYTES = 8 << 20
-"""About as much of a file is decoded at a time."""
+"""About how many bytes of a file are decoded at a time."""
 GROWING_ROWS = 128
-"""Rows decoded at a time where texts may take far more room than in the file."""
+"""Rows decoded at a time when texts may take far more room than in the file."""
 CHECK_ROWS = 8 << 10
-"""Rows whose times are looked at together."""
+"""Rows whose times are checked at a time."""
 
 
 class ParquetInput:
-    """A Parquet file whose pages are compared with the checksums that they carry.
+    """A Parquet file whose page checksums are
+    verified.
 
     Times of type INT96, which Spark writes by default, are read as `timestamp[us]`. INT96 holds
-    nanoseconds of any year, so that `check_times` has to find what does not fit. It has no zone:
+    nanoseconds of any year, so `check_times` must find times that do not fit. INT96 has no zone:
     Spark writes instants, in UTC.
     """
 
     def __init__(self, stream: IO[bytes]) -> None:
-        # All readers share it: it keeps the position of one from that of another.
+        # All readers share this file object, which keeps their positions apart.
         self._source = pa.PythonFile(stream, mode="r")  # type: ignore[arg-type]  # it only reads
         self.metadata = pq.read_metadata(self._source)
         columns = [self.metadata.schema.column(at) for at in range(self.metadata.num_columns)]
@@ -52,20 +53,22 @@ class ParquetInput:
                 continue
             encodings = self._encodings(at)
             if not any(name.startswith("DELTA") for name in encodings):
-                # Each text is decoded once, however many rows have it.
+                # Each distinct text is decoded once.
                 as_dictionaries.append(column.path)
             elif any(name == "DELTA_BYTE_ARRAY" or "DICTIONARY" in name for name in encodings):
                 self._may_grow = True
         self._file = self._opened("us", as_dictionaries)
         self._micros = self._opened("us").schema_arrow
         self._seconds = self._opened("s").schema_arrow
-        """As `_micros`, but for INT96: by that it is known in Arrow's types."""
+        """The same as `_micros` but with INT96 in seconds: the difference identifies INT96 in
+        Arrow's types.
+        """
         self._is_checked = False
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns as the writer had them: INT96 is in UTC if Spark wrote it, or Arrow's schema
-        says so.
+        """The columns as written: INT96 is in UTC if Spark wrote it or Arrow's schema in the file
+        has a zone.
         """
         if is_of_spark(self._footer):
             return self.in_utc(None)
@@ -75,7 +78,9 @@ class ParquetInput:
         return self._micros
 
     def in_utc(self, target: pa.Schema | None) -> pa.Schema:
-        """Return the columns with INT96 in UTC where the target has a zone; everywhere for None."""
+        """Return the columns with INT96 in UTC where the target has a zone; with None,
+        everywhere.
+        """
         fields = []
         for field, seconds in zip(self._micros, self._seconds, strict=True):
             wanted = None if target is None else _field_type(target, field.name)
@@ -96,10 +101,11 @@ class ParquetInput:
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
     def check_times(self) -> None:
-        """Read all INT96 times once, and all dates and times that may be of the hybrid calendar.
+        """Check all INT96 times, and all dates and times that may be in the hybrid
+        calendar.
 
-        Raises `SchemaMismatch` for a time that `timestamp[us]` does not hold, and for a day or time
-        that was another one where it was written.
+        Raises `SchemaMismatch` for a time that does not fit into `timestamp[us]`, and for a day or
+        time that meant another one where it was written.
         """
         if self._is_checked or any(has_leaf(field.type, pt.is_map) for field in self._micros):
             return  # no collection has maps
@@ -118,8 +124,8 @@ class ParquetInput:
                     )
                     row += next(at for at, found in enumerate(slices) if not _is_exact(*found))
                     text = (
-                        f"column {name!r}, row {row}: a time is finer than microseconds, or "
-                        "beyond their years"
+                        f"column {name!r}, row {row}: a time is finer than microseconds, or in a "
+                        "year beyond their range"
                     )
                     raise SchemaMismatch(f"{text} — change it in the file", column=name, row=row)
             row += batches[0].num_rows
@@ -130,7 +136,7 @@ class ParquetInput:
     def _check_calendar(self, path: str, doubt: Doubt) -> None:
         """Raise `SchemaMismatch` for the first row of a column whose value is in doubt."""
         row = 1
-        # In seconds, INT96 of all years fits.
+        # In seconds, INT96 times of all years fit.
         for batch in self._opened("s").iter_batches(CHECK_ROWS, columns=[path]):
             for name, array in zip(batch.schema.names, batch.columns, strict=True):
                 if doubt.concerns(array):
@@ -141,7 +147,7 @@ class ParquetInput:
             row += batch.num_rows
 
     def iter_batches(self, rows_max: int, *, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield some columns of all rows, in order, in batches of about `rows_max`."""
+        """Yield the named columns of all rows, in order, in batches of about `rows_max`."""
         if not self._may_grow:
             yield from self._file.iter_batches(rows_max, columns=columns)
             return
@@ -161,7 +167,7 @@ class ParquetInput:
             yield pa.concat_batches(gathered)  # type: ignore[attr-defined]  # stubs lack it
 
     def _encodings(self, at: int) -> frozenset[str]:
-        """Return the encodings that pages of a column have."""
+        """Return the encodings of a column's pages."""
         groups = map(self.metadata.row_group, range(self.metadata.num_row_groups))
         return frozenset(name for group in groups for name in group.column(at).encodings)
 
@@ -176,8 +182,8 @@ class ParquetInput:
 
 
 def _in_utc(kind: pa.DataType, seconds: pa.DataType, target: pa.DataType | None) -> pa.DataType:
-    """Return a type with INT96 in UTC where the target has a zone. INT96 is another type in
-    `seconds`.
+    """Return a type with INT96 in UTC where the target has a zone. INT96 is where `seconds` has
+    another type.
     """
     if isinstance(kind, pa.TimestampType):
         is_wanted = target is None or getattr(target, "tz", None) is not None
@@ -195,12 +201,13 @@ def _child_type(target: pa.DataType, name: str) -> pa.DataType:
 
 
 def _field_type(fields: Any, name: str) -> pa.DataType:
-    """Return the type of a field; that of nothing where there is none."""
+    """Return the type of a field, the null type when there is no such field."""
     return next((field.type for field in fields if field.name == name), pa.null())
 
 
 def _is_exact(micros: AnyArray, nanos: AnyArray, seconds: AnyArray) -> bool:
-    """Whether INT96 times that were read in three units are whole microseconds that 64 bits hold.
+    """Whether INT96 times, read in three units, are whole microseconds that fit into 64
+    bits.
 
     Nanoseconds wrap around, with all their last digits; seconds never do.
     """

@@ -1,4 +1,4 @@
-"""From a command line to an exit code: parse, run, and say how it ended."""
+"""Runs a command line: parses it, runs the command, reports errors and returns the exit code."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ CHAPTERS = (data, insert, manage, topics, jobs, watch, care)
 """The modules whose import adds commands to the program."""
 
 _COMPLETE = "_STREAMINGNODE_COMPLETE"
-"""The variable by which the script of a shell asks what completes its words."""
+"""The environment variable by which a shell's completion script requests completions."""
 
 PROGRAM.epilog = """\
 \b
@@ -44,7 +44,7 @@ SIGINT, SIGTERM or SIGHUP; 141 the reader of the output is gone. Errors go to st
 def _show_version(context: click.Context, _: object, value: Any) -> None:
     if not value:
         return
-    # takes as long as all the rest
+    # imported here: it takes as long as all other imports
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -74,13 +74,13 @@ def completion(output: Output, shell: str) -> None:
 
     It completes commands, their actions, options and choices; everything else completes as files.
     For each new shell: source <(streamingnode completion bash) in ~/.bashrc, the same with zsh in
-    ~/.zshrc behind compinit, and streamingnode completion fish | source in
+    ~/.zshrc after compinit, and streamingnode completion fish | source in
     ~/.config/fish/config.fish.
     """
     complete = get_completion_class(shell)
     assert complete is not None, "click has the shells that are choices"
     asking = complete(PROGRAM, {}, "streamingnode", _COMPLETE)
-    # its `source()` would start a bash to learn its version
+    # its `source()` would start a bash to get its version
     script = asking.source_template % asking.source_vars()
     output.document({"shell": shell, "script": script})
     if not output.as_json:
@@ -88,8 +88,8 @@ def completion(output: Output, shell: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; `argv` is without the program's name, that of the
-    process by default.
+    """Run one command and return its exit code; `argv` excludes the program's name and defaults to
+    the process's arguments.
     """
     is_own_process = argv is None
     with ENDING.handling():
@@ -100,16 +100,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_held_up() -> bool:
-    """Whether the exit would wait for a thread, as for one that writes what nobody reads."""
+    """Whether the exit would wait for a thread, such as one that writes to a pipe without a
+    reader.
+    """
     others = [each for each in threading.enumerate() if each is not threading.main_thread()]
     return any(not each.daemon for each in others)
 
 
 def _ended(argv: Sequence[str] | None, output: Output) -> int:
-    """Run one command, and return how it ended."""
+    """Run one command, and return its exit code."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) in range(3):
-        # It was closed. With a socket in the place of stdin, stdout or stderr the event loop ends
-        # by an abort.
+        # The stream was closed. If a socket took the number of stdin, stdout or stderr, the event
+        # loop would abort.
         pass
     os.close(descriptor)
     try:
@@ -124,7 +126,7 @@ def _ended(argv: Sequence[str] | None, output: Output) -> int:
 
 def _run(argv: Sequence[str] | None, output: Output) -> int:
     words = sys.argv[1:] if argv is None else [*argv]
-    output.as_json = "--json" in words  # what cannot be parsed is told as a document, too
+    output.as_json = "--json" in words  # parse errors are printed as a document too
     try:
         if asked := os.environ.get(_COMPLETE):
             return shell_complete(PROGRAM, {"obj": output}, "streamingnode", _COMPLETE, asked)
@@ -133,7 +135,7 @@ def _run(argv: Sequence[str] | None, output: Output) -> int:
     except StreamingNodeError as error:
         try:
             output.error(error)
-        except StorageFailed as unwritable:  # stdout takes nothing, so stderr has to do
+        except StorageFailed as unwritable:  # stdout cannot be written: use stderr
             output.note(f"{unwritable.code}: {unwritable}")
             output.hang_up()
         return error.exit_code
@@ -141,7 +143,7 @@ def _run(argv: Sequence[str] | None, output: Output) -> int:
 
 
 def _called(words: list[str], output: Output) -> int | None:
-    """Call what a command line names. Raises what that raises, and `InvalidArgument`."""
+    """Call the command of a command line. Raises the command's errors, and `InvalidArgument`."""
     try:
         with (
             disk_errors_typed("the output"),
@@ -165,19 +167,19 @@ _MOVED = {
     "top": "info top",
     "version": "--version",
 }
-"""What other programs call a command, or a user expects it to be called."""
+"""Other programs' names of commands, and names that users expect."""
 _ALIKE = (
     {"ls", "list"},
     {"rm", "remove", "delete", "drop"},
     {"create", "make", "add", "new"},
     {"info", "show", "describe", "status"},
 )
-"""What other programs call the same action."""
+"""Other programs' names of the same actions."""
 _LIKENESS = 0.7
 
 
 def _misuse(error: click.UsageError) -> InvalidArgument:
-    """Return what is wrong with a command line, and what may have been meant."""
+    """Return the error of a command line, with what the user may have meant."""
     path = error.ctx.command_path if error.ctx else "streamingnode"
     text = error.format_message().rstrip(".")
     wrong = f"{text[:1].lower()}{text[1:]}"

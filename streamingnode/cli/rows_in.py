@@ -42,15 +42,15 @@ from streamingnode.writing.write import slices_within
 from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief, shown
 
 ROWS_MAX = 10_000
-"""Rows in a batch: enough that an fsync each costs nothing, few enough that a bad line gives up
-little.
+"""Rows in a batch: enough that an fsync for each batch costs nothing, few enough that a bad line
+rejects little.
 """
 BYTES_MAX = 1 << 20
-"""Bytes of input in a batch, so that it stays well below one append group of 4 MiB."""
+"""Bytes of input in a batch, which keep it well below one append group of 4 MiB."""
 ROW_BYTES_MAX = 4 << 20
-"""No row over the size of an append group can be inserted, so no longer line is read."""
+"""Maximum bytes of a line: a row above the size of an append group cannot be inserted."""
 BATCH_S = 0.2
-"""How long a line that came through a pipe waits for others to go with."""
+"""How many seconds a line from a pipe waits for others to join its batch."""
 
 PARQUET_MAGIC = b"PAR1"
 GZIP_MAGIC = b"\x1f\x8b"
@@ -68,21 +68,27 @@ _NO_ROWS: dict[bytes, tuple[str, str]] = {
     b"\xff\xfe": ("text in UTF-16", "write it in UTF-8"),
     b"\xfe\xff": ("text in UTF-16", "write it in UTF-8"),
 }
-"""What inputs begin with that are neither JSON nor Parquet: what each is, and what to do."""
+"""First bytes of inputs that are neither JSON nor Parquet, with the kind of input and the next
+step.
+"""
 SYSTEM_COLUMNS = frozenset({"_tick", "_offset", "_vchannel", "_partition"})
-"""What a node and its tables add to a row, and what is not part of it when it is inserted again."""
+"""The columns that a node and its tables add to rows; they are dropped when the rows are inserted
+again.
+"""
 
 _BLOCK_BYTES = 1 << 18
-"""More than a buffered reader holds, so that nothing stays in it that `select` does not see."""
+"""More than a buffered reader holds, so that it keeps no data that `select` does not see."""
 
 Line = tuple[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
-    """Rows, and the number of the line or row (`unit`) that each was in the input, from 1.
+    """Rows, and the number of each row's line or row (`unit`) in the input, from
+    1.
 
-    `digest` is one of the input up to and with the last of them: another input has another one.
+    `digest` is a digest of the input up to and including the last of them, which identifies the
+    input.
     """
 
     rows: list[Row] | pa.RecordBatch
@@ -92,8 +98,8 @@ class RowBatch:
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """Raise the `SchemaMismatch` of one row of this batch with its place in the input instead
-        of in the batch.
+        """Convert the `SchemaMismatch` of a row in the block from its place in the batch to its
+        place in the input.
         """
         try:
             yield
@@ -116,8 +122,8 @@ def open_rows(name: str, stdin: BinaryIO | None) -> "Iterator[JsonLines | Parque
     with ExitStack() as opened:
         try:
             stream: Any = stdin if name == "-" else opened.enter_context(Path(name).open("rb"))
-            # Stdin, too: the thread that an interrupt leaves behind waits for lines until then, and
-            # the program for it.
+            # Close stdin too: after an interrupt a thread may still wait for lines, and the program
+            # for the thread.
             opened.callback(stream.close)
             head = stream.peek(1)
         except OSError as error:
@@ -125,7 +131,7 @@ def open_rows(name: str, stdin: BinaryIO | None) -> "Iterator[JsonLines | Parque
             raise InvalidArgument(f"cannot read {name}: {error.strerror} — {step}") from error
         if head.startswith(GZIP_MAGIC):
             if not stream.seekable():
-                what = "packed with gzip, which is read from a file alone"
+                what = "compressed with gzip, which can only be read from a file"
                 step = "unpack it in the pipe, with gunzip -c, or name the file"
                 raise InvalidArgument(f"the input is {what} — {step}")
             begin = stream.tell()
@@ -135,7 +141,7 @@ def open_rows(name: str, stdin: BinaryIO | None) -> "Iterator[JsonLines | Parque
             with _readable():
                 head = stream.peek(1)
             if head.startswith((PARQUET_MAGIC, GZIP_MAGIC)):
-                what = "gzip around what is packed already"
+                what = "gzip around compressed data"
                 raise InvalidArgument(f"{shown_name} is {what} — unpack it first, with gunzip")
         for magic, (what, step) in _NO_ROWS.items():
             if head.startswith(magic):
@@ -143,15 +149,16 @@ def open_rows(name: str, stdin: BinaryIO | None) -> "Iterator[JsonLines | Parque
         is_parquet = head.startswith(PARQUET_MAGIC)
         if is_parquet and not stream.seekable():
             raise InvalidArgument(
-                "Parquet is read from its end, which a pipe has not yet — name the file"
+                "Parquet is read from its end, which a pipe cannot provide — name the file"
             )
         yield ParquetRows(stream) if is_parquet else JsonLines(stream)
 
 
 def _check_gzip(stream: BinaryIO) -> None:
-    """Unpack all of a gzip file once. Raises `StorageFailed` when any of it is damaged.
+    """Decompress all of a gzip file once. Raises `StorageFailed` when any of it is
+    damaged.
 
-    A member's checksum is at its end, so that no row may go in before all of it has been read.
+    A member's checksum is at its end, so no row may be inserted before all of it has been checked.
     """
     with _readable(), gzip.open(stream) as unpacked:
         try:
@@ -159,7 +166,7 @@ def _check_gzip(stream: BinaryIO) -> None:
                 pass
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             what = f"the gzip file is damaged: {brief(str(error))}; nothing of it is inserted"
-            raise StorageFailed(f"{what} — pack it again") from None
+            raise StorageFailed(f"{what} — compress it again") from None
 
 
 @contextmanager
@@ -168,7 +175,7 @@ def _readable() -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, ValueError, KeyError, EOFError, zlib.error) as error:
         raise StorageFailed(
-            f"the input cannot be read whole: {brief(str(error))} — write it again"
+            f"the input cannot be read completely: {brief(str(error))} — write it again"
         ) from None
 
 
@@ -185,8 +192,8 @@ class JsonLines:
         self._digest = hashlib.sha256()
 
     def infer_schema(self) -> pa.Schema:
-        """Return columns that hold the first batch. Raises `InvalidArgument` when there is no row,
-        `SchemaMismatch`.
+        """Return columns that hold the values of the first batch. Raises `InvalidArgument` when
+        there is no row, `SchemaMismatch`.
         """
         self._ahead = self._read()
         rows = _decoded(self._ahead, msgspec.json.Decoder(Row).decode, None)
@@ -198,7 +205,7 @@ class JsonLines:
         return pa.schema([_inferred(name, values, numbers) for name, values in columns.items()])
 
     def pass_over(self, last: int) -> bytes | None:
-        """Go on behind line `last`, and return the digest up to there; None when there is no such
+        """Skip the input up to line `last`, and return its digest; None when there is no such
         line.
         """
         for number, line in filter(None, self._lines):
@@ -208,8 +215,8 @@ class JsonLines:
         return None
 
     def batches(self, schema: pa.Schema) -> Iterator[RowBatch]:
-        """Yield all rows. Raises `SchemaMismatch` naming a line, when nothing of its batch came out
-        yet.
+        """Yield all rows. Raises `SchemaMismatch` naming a line, before any row of its batch is
+        yielded.
         """
         decode = row_decoder(schema)
         while read := self._ahead or self._read():
@@ -219,7 +226,7 @@ class JsonLines:
             yield RowBatch(rows, self.unit, [number for number, _ in read], self._digest.digest())
 
     def _read(self) -> list[Line]:
-        """Return the lines of a batch; none only at the end."""
+        """Return the lines of the next batch; empty only at the end of the input."""
         read: list[Line] = []
         size = 0
         due = 0.0
@@ -234,8 +241,8 @@ class JsonLines:
         return read
 
     def _numbered(self, stream: Any) -> Iterator[Line | None]:
-        """Yield each line that is not empty with its number, and None each time that a pipe had
-        none for `BATCH_S`.
+        """Yield each non-empty line with its number, and None each time that a pipe had no line for
+        `BATCH_S`.
         """
         number = 0
         begun = b""
@@ -244,7 +251,7 @@ class JsonLines:
             with _readable():
                 block = stream.read1(_BLOCK_BYTES)
             *whole, begun = (begun + (block or b"\n")).split(b"\n")
-            # What is too long already is refused, and the rest of it is not read.
+            # Refuse a line that is already too long, without reading the rest.
             for line in [*whole, begun] if len(begun) > ROW_BYTES_MAX else whole:
                 number += 1
                 if len(line) >= ROW_BYTES_MAX:
@@ -254,8 +261,8 @@ class JsonLines:
                 text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if text.strip():
                     yield number, text + b"\n"
-            # Not in a read: an interrupted program leaves the thread behind, and must not find its
-            # input locked.
+            # Wait here and not in a read: an interrupted program abandons this thread, which must
+            # not keep the input locked.
             while self._is_live and block and not select.select([stream], [], [], BATCH_S)[0]:
                 yield None
 
@@ -263,8 +270,8 @@ class JsonLines:
 def _decoded(
     read: Sequence[Line], decode: Callable[[bytes], Row], schema: pa.Schema | None
 ) -> list[Row]:
-    """Return what `decode` makes of each line. Raises `SchemaMismatch` for the first that it
-    refuses.
+    """Return the result of `decode` for each line. Raises `SchemaMismatch` for the first line that
+    it refuses.
     """
     rows = []
     for number, line in read:
@@ -273,7 +280,7 @@ def _decoded(
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             mistake = mistake_in(line, schema)
             if mistake is None:
-                step = "a line is one JSON object, with the collection's columns"
+                step = "each line must be one JSON object with the collection's columns"
                 mistake = Mistake(None, brief(str(error)), step)
             place = f"line {number}"
             if mistake.column is not None:
@@ -285,8 +292,8 @@ def _decoded(
 
 
 def _inferred(name: str, values: list[Any], numbers: Sequence[int]) -> AnyField:
-    """Return a column that holds the values: of text, times where all of it is, with a zone or
-    without.
+    """Return a column that holds the values; text becomes times, with or without a zone, if every
+    value is one.
     """
     try:
         kind = pa.array(values).type
@@ -300,14 +307,16 @@ def _inferred(name: str, values: list[Any], numbers: Sequence[int]) -> AnyField:
     ):
         for times in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
             with suppress(msgspec.ValidationError):
-                # made from a column's type
+                # created from a column's type
                 msgspec.convert(values, list[json_type(times)])  # type: ignore[misc]
                 found = times
     return pa.field(name, found)
 
 
 def _clash(values: list[Any], numbers: Sequence[int]) -> str:
-    """Return which lines have values of two kinds, and which; nothing when all are of one."""
+    """Return a text that names two lines with values of two kinds; empty when all are of one
+    kind.
+    """
     lines = zip(numbers, values, strict=True)
     present = [(number, value) for number, value in lines if value is not None]
     for number, value in present:
@@ -321,17 +330,17 @@ def _clash(values: list[Any], numbers: Sequence[int]) -> str:
 
 
 class ParquetRows:
-    """The rows of one Parquet file; the system columns of a node's own files are left out. Used as
+    """The rows of one Parquet file, without the system columns of a node's own files. Used as
     `JsonLines`.
     """
 
     unit = "row"
     left_out: tuple[str, ...]
-    """The levels of a pandas index without a name: they number the rows."""
+    """The unnamed levels of a pandas index, which only number the rows."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        # At any row it is that of the whole file, which is written whole, or anew.
-        # it only reads
+        # The digest is that of the whole file at every row: a Parquet file is never extended, only
+        # rewritten. it only reads
         self._digest = hashlib.file_digest(stream, "sha256").digest()  # type: ignore[arg-type]
         with _readable():
             self._file = ParquetInput(stream)
@@ -341,9 +350,10 @@ class ParquetRows:
         self._passed_over = 0
 
     def infer_schema(self) -> pa.Schema:
-        """Return columns that hold the file's own.
+        """Return columns that hold the values of the file's
+        columns.
 
-        Raises `SchemaMismatch` for a column that no kept type holds, or that more than one does.
+        Raises `SchemaMismatch` for a column with no kept type, or with more than one possible.
         """
         with _readable():
             self._file.check_times()
@@ -354,9 +364,10 @@ class ParquetRows:
         return kept
 
     def _check_microseconds(self, names: list[str], kept: pa.Schema) -> None:
-        """Raise `SchemaMismatch` for a time in these columns, of any row, that is too fine.
+        """Raise `SchemaMismatch` for a time in these columns that is finer than
+        microseconds.
 
-        The whole file is looked at before there is a collection.
+        The whole file is checked before the collection is created.
         """
         first_row = 1
         for read in self._read(names) if names else ():
@@ -367,14 +378,16 @@ class ParquetRows:
                     by_row(cast, read.column(name), name, kind, first_row)
                 except SchemaMismatch as error:
                     place = f"column {name!r}, row {error.row}"
-                    reason = "a time is finer than the microseconds that are kept"
+                    reason = "a time is finer than microseconds"
                     step = "round the column before, as pandas does by dt.floor"
                     text = f"{place}: {reason} — {step}"
                     raise SchemaMismatch(text, column=name, row=error.row) from None
             first_row += read.num_rows
 
     def _read(self, names: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield some columns of all rows, in order, in bounded batches. Raises `StorageFailed`."""
+        """Yield the named columns of all rows, in order, in bounded batches. Raises
+        `StorageFailed`.
+        """
         metadata = self._file.metadata
         groups = map(metadata.row_group, range(metadata.num_row_groups))
         size = sum(group.total_byte_size for group in groups)
@@ -385,7 +398,7 @@ class ParquetRows:
                 yield read
 
     def pass_over(self, last: int) -> bytes | None:
-        """Go on behind row `last`, and return the digest; None when there are fewer rows."""
+        """Skip the rows up to `last`, and return the digest; None when there are fewer rows."""
         self._passed_over = last
         return self._digest if self._file.metadata.num_rows >= last else None
 
@@ -399,7 +412,7 @@ class ParquetRows:
             passed_over = min(read.num_rows, max(0, self._passed_over - before))
             before += passed_over
             new = [read.slice(passed_over)] if passed_over < read.num_rows else []
-            # More than one append group would not be applied whole or not at all.
+            # More than one append group would not be atomic.
             for rows in slices_within(new, BYTES_MAX, _plain_bytes_of_several):
                 numbers = range(before + 1, before + 1 + rows.num_rows)
                 before += rows.num_rows
@@ -407,14 +420,14 @@ class ParquetRows:
 
 
 def _plain_bytes_of_several(batch: pa.RecordBatch) -> int:
-    """Return the bytes of the rows with their texts written out, and none for a single row, which
-    stays whole.
+    """Return the bytes of the rows with their texts expanded; 0 for a single row, which cannot be
+    split.
     """
     return 0 if batch.num_rows == 1 else sum(map(_plain_bytes, batch.columns))
 
 
 def _plain_bytes(array: AnyArray) -> int:
-    """Return the bytes of the array with its texts written out."""
+    """Return the bytes of the array with its texts expanded."""
     if isinstance(array, pa.DictionaryArray):
         # of texts or bytes
         lengths: AnyArray = pc.binary_length(array.dictionary)  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""The topics of a node, on the command line: topics, consumer groups, channels, and `bridge`."""
+"""The commands for topics, consumer groups and channels, and `bridge`."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -46,17 +46,18 @@ async def list_topics(output: Output, node: "sn.Node") -> None:
 @_TOPIC
 @DRY_RUN
 async def create_topic(output: Output, node: "sn.Node", *, topic: str, dry_run: bool) -> None:
-    """Create a topic; one that exists stays as it is."""
+    """Create a topic; an existing one is not changed."""
     from wal.rocksmq.messages import check_name
 
     was_there = topic in await node.mq.info()
     if dry_run:
         check_name("topic", topic)
     else:
-        await node.mq.create_topic(topic)  # there already or not: that needs the right to it
+        # even if the topic exists: this checks the right to create it
+        await node.mq.create_topic(topic)
     text = f"{'would be ' if dry_run else ''}created: topic {topic}"
     if was_there:
-        text = f"topic {topic} was there already"
+        text = f"topic {topic} already existed"
     exists = was_there or not dry_run
     output.result(text, {"topic": topic, "exists": exists, "created": exists and not was_there})
 
@@ -85,7 +86,7 @@ async def show_topic(output: Output, node: "sn.Node", *, topic: str) -> None:
 @_TOPIC
 @DRY_RUN
 async def remove_topic(output: Output, node: "sn.Node", *, topic: str, dry_run: bool) -> None:
-    """Remove a topic with its messages and groups, for good."""
+    """Remove a topic with its messages and groups; this cannot be undone."""
     info = await _topic_of(node, topic)
     if not dry_run:
         await node.mq.destroy_topic(topic)
@@ -104,7 +105,9 @@ async def _topic_of(node: "sn.Node", topic: str) -> "TopicInfo":
 
 
 def line_of_topic(name: str, info: "TopicInfo") -> dict[str, object]:
-    """Return what is shown of a topic: no counts since the opening, and of the groups their lag."""
+    """Return the line of a topic in a list: without the counts since the opening, and with the lag
+    of each group.
+    """
     told = {key: value for key, value in fields_of(info).items() if key not in {"groups", *COUNTS}}
     lag = {name: group.lag for name, group in sorted(info.groups.items())}
     return {"topic": name, "messages": info.end_id + 1 - info.begin_id, **told, "lag": lag}
@@ -158,8 +161,8 @@ async def seek_group(
 ) -> None:
     """Make a message the next one that a consumer group gets.
 
-    All below it count as acknowledged, and what consumers hold is forgotten. `latest` is behind the
-    last message.
+    All messages below it count as acknowledged, and messages that consumers hold are released.
+    `latest` is after the last message.
     """
     info = await _topic_of(node, topic)
     before = _group_of(info, topic, group)
@@ -202,7 +205,9 @@ def _group_of(info: "TopicInfo", topic: str, group: str) -> "GroupInfo":
 
 
 def _target(to: str, info: "TopicInfo") -> int:
-    """Return the message id that is meant. Raises as `MessageQueue.seek` does."""
+    """Return the message id of an id, `earliest` or `latest`. Raises as `MessageQueue.seek`
+    does.
+    """
     if to in {"earliest", "latest"}:
         return info.begin_id if to == "earliest" else info.end_id + 1
     from wal.rocksmq.contract import check_place
@@ -211,7 +216,7 @@ def _target(to: str, info: "TopicInfo") -> int:
         return check_place(int(to), (info.begin_id, info.end_id))
     except ValueError:
         raise InvalidArgument(
-            f"{to!r} is no message id — give a number, `earliest` or `latest`"
+            f"{to!r} is not a message id — give a number, `earliest` or `latest`"
         ) from None
 
 
@@ -245,7 +250,7 @@ async def create_channels(
 ) -> None:
     """Create channels, all or none.
 
-    A channel is a topic with a name that no other has or had, and an owner.
+    A channel is a topic with an owner and a name that is never reused.
     """
     from streamingnode.streams.channels import OwnerDescription
 
@@ -287,10 +292,10 @@ async def _print_channels(output: Output, node: "sn.Node", names: Sequence[str] 
     "streamingnode bridge tcp://127.0.0.1:7600 events orders --name orders-2",
 )
 @at_place()
-@click.argument("topic", help="Where messages come from.")
-@click.argument("collection", help="Where their rows go.")
+@click.argument("topic", help="The topic to read messages from.")
+@click.argument("collection", help="The collection to write the rows to.")
 @click.option(
-    "--name", help="Of the consumer group and producer (default: bridge.TOPIC.COLLECTION)."
+    "--name", help="Name of the consumer group and the producer (default: bridge.TOPIC.COLLECTION)."
 )
 @click.option("--once", is_flag=True, help="End when the topic is drained.")
 def bridge(
@@ -298,10 +303,10 @@ def bridge(
 ) -> None:
     """Bring the messages of a topic into a collection, each exactly once.
 
-    A body is an Arrow IPC stream or one JSON object. One that does not fit goes to the topic
-    TOPIC.dead, with the error and where it came from in its properties. Can be interrupted and run
-    again at any moment: it goes on where it was. Started twice, the first one ends. To bring the
-    same messages again, give it another --name.
+    A body is an Arrow IPC stream or one JSON object. A body that does not fit goes to the topic
+    TOPIC.dead, with the error and its origin in its properties. The bridge can be interrupted and
+    run again at any moment: it continues where it was. If it is started twice, the first one ends.
+    To bring the same messages again, use another --name.
     """
     with Progress(output.stderr) as progress:
         progress.stage("bridging")

@@ -1,4 +1,4 @@
-"""A node and its machine, looked at: `info`, `check` and `doctor`."""
+"""The commands that inspect a node and its machine: `info`, `check` and `doctor`."""
 
 import itertools
 import math
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     Sample = tuple[NodeStatistics, Sequence[ReaderInfo], Sequence[TransactionInfo]]
 
 ANSWER_S = 5.0
-"""How long `info` waits for the node, beside what its files tell."""
+"""How many seconds `info` waits for the node; the rest comes from its files."""
 INTERVAL_S_MIN = 0.1
-"""More often a node is not asked."""
+"""Minimum seconds between two requests to a node."""
 
 IN_SHORT = frozenset(
     {
@@ -56,7 +56,7 @@ IN_SHORT = frozenset(
 )
 
 
-INFO = group("info", "Show what a node is, does, and would be opened with.")
+INFO = group("info", "Show a node, its activity, and its settings.")
 
 
 @INFO.verb(
@@ -66,13 +66,14 @@ INFO = group("info", "Show what a node is, does, and would be opened with.")
     "streamingnode info show data --json",
 )
 @at_place()
-@click.option("--all", "everything", is_flag=True, help="All there is, as in --json.")
+@click.option("--all", "everything", is_flag=True, help="Show all values, as with --json.")
 def show(output: Output, *, place: Place, everything: bool) -> None:
-    """Show what a node is: its identity, owner, cuts, readers, leases and topics.
+    """Show a node: its identity, owner, cuts, readers, leases and
+    topics.
 
-    Reads files and changes nothing, so it also works beside a running node, which is asked for what
-    it counted and measured, too. At an address it asks for that alone. Times are UTC. Without --all
-    what is none or 0 is left out.
+    Reads files and changes nothing, so it also works beside a running node, which is also asked for
+    its statistics. At an address it shows only the statistics. Times are UTC. Without --all, values
+    that are none or 0 are left out.
     """
     only = None if everything else IN_SHORT
     if isinstance(place, NodeUrl):
@@ -91,8 +92,8 @@ def show(output: Output, *, place: Place, everything: bool) -> None:
                 )["statistics"]
             }
         except (StreamingNodeError, TimeoutError) as error:
-            # it takes no clients, or its disk hangs
-            output.note(f"its owner does not tell what it counts: {error or 'no answer'}")
+            # the owner takes no clients, or its disk hangs
+            output.note(f"no statistics from its owner: {error or 'no answer'}")
     output.show({"statistics": None} | document, only)
 
 
@@ -101,7 +102,9 @@ async def _asked(node: "sn.Node") -> dict[str, object]:
 
 
 def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, object]:
-    """Return what the files of a node tell, and note why there are no checkpoints and readers."""
+    """Return the facts in a node's files; print a note when checkpoints and readers cannot be
+    read.
+    """
     from flusher.cuts import Lease, lease_files
     from flusher.directory import CutLog
     from streamingnode.care.inspect import cut_holders, floor_of
@@ -120,8 +123,8 @@ def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, obj
     except StreamingNodeError as error:
         if pid is None and not isinstance(error, StorageFailed):
             raise
-        # Beside a running owner files go away between two looks, and a disk may be read-only; the
-        # rest is worth showing.
+        # Beside a running owner files may disappear between two reads, and a disk may be read-only;
+        # show the rest.
         output.note(f"checkpoints and readers cannot be read: {error}")
     mark = records.checkpoint
     checkpoint = {
@@ -139,7 +142,7 @@ def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, obj
         "pid": pid or None,
         "term": floor.term,
         **when(floor.tick),
-        # clocks are corrected by as little as that
+        # clock corrections are as small as that
         "ahead_s": ahead_ms // 1000 if ahead_ms > AHEAD_MS_MAX else 0,
         "position": max(floor.positions.values(), default=0),
         "cuts": {
@@ -179,21 +182,22 @@ async def _ask(node: "sn.Node") -> "Sample":
 )
 @at_place()
 @click.option(
-    "--interval", default=2.0, metavar="S", help="Seconds between two looks (default: 2)."
+    "--interval", default=2.0, metavar="S", help="Seconds between two samples (default: 2)."
 )
 @click.option(
     "-n",
     "--rounds",
     type=int,
     metavar="N",
-    help="End after so many (default: at an interrupt).",
+    help="End after this many samples (default: at an interrupt).",
 )
 def top(output: Output, *, place: Place, interval: float, rounds: int | None) -> None:
-    """Show what a node does, again and again.
+    """Show the activity of a node
+    repeatedly.
 
-    Rates are those since the last look. The flusher's lag is how long the oldest row that is in no
-    cut waits for one, that of a named reader how old the place is that it holds the log from. With
-    --json one line for each look. An interrupt ends it with exit code 0.
+    Rates are since the last sample. The flusher's lag is how long the oldest row has waited for a
+    cut; the lag of a named reader is the age of the position from which it holds the log. With
+    --json one line for each sample. An interrupt ends it with exit code 0.
     """
     if not INTERVAL_S_MIN <= interval < math.inf or (rounds is not None and rounds < 1):
         raise InvalidArgument(
@@ -207,25 +211,25 @@ def top(output: Output, *, place: Place, interval: float, rounds: int | None) ->
         for _ in itertools.count() if rounds is None else range(rounds):
             await anyio.sleep(interval)
             now = await _ask(node)
-            # In a thread: a pipe nobody reads from must not hold up the node.
+            # In a thread: a pipe without a reader must not block the node.
             document = _look(before[0], now)
             await anyio.to_thread.run_sync(show, document, abandon_on_cancel=True)
             before = now
 
-    # An interrupt is how it ends.
+    # An interrupt is the normal end.
     with suppress(KeyboardInterrupt), output.live() as show:
         with_node(place, watch, lasting=True)
 
 
 def _look(before: "NodeStatistics", sample: "Sample") -> dict[str, object]:
-    """Return what a node did since a look before."""
+    """Return the activity of a node since an earlier sample."""
     from streamingnode.care.health import flusher_lag_s
 
     now, readers, transactions = sample
     passed_s = max(1, now.at_ms - before.at_ms) / 1000
 
     def rate(count: int, count_before: int) -> float:
-        # another process has the node since, and counts anew
+        # another process now has the node, and its counts start at 0
         return round(max(0, count - count_before) / passed_s, 1)
 
     one = before.appends
@@ -269,7 +273,7 @@ def limits(text: str) -> Limits:
     """Return the two numbers of WARNING:CRITICAL. Raises `BadParameter`."""
     with suppress(ValueError):
         warning, critical = map(float, text.split(":"))
-        if warning >= 0 and critical >= 0:  # not a number is neither
+        if warning >= 0 and critical >= 0:  # false for NaN
             return warning, critical
     raise click.BadParameter(f"{text!r} is not two numbers of 0 or more, as 30:120")
 
@@ -290,7 +294,7 @@ LIMITS: Any = {"type": limits, "metavar": "WARN:CRIT"}
 @click.option(
     "--disk-free",
     **LIMITS,
-    help="MiB that are free (default: 4096, and what the node needs to take appends).",
+    help="Free MiB (default: 4096, and what the node needs to take appends).",
 )
 @click.option(
     "--transaction-age", **LIMITS, help="Seconds that a transaction is open (default: 60:300)."
@@ -304,7 +308,7 @@ LIMITS: Any = {"type": limits, "metavar": "WARN:CRIT"}
     "--timeout",
     default=10.0,
     metavar="S",
-    help="Seconds the node has to answer (default: 10).",
+    help="Seconds that the node has for its answer (default: 10).",
 )
 def check(
     output: Output,
@@ -316,13 +320,14 @@ def check(
     reader_lag: Limits | None,
     timeout: float,
 ) -> int:
-    """Say in one line whether a node is well: for monitors.
+    """Report in one line whether a node is healthy, for
+    monitors.
 
-    Asks the node for a tick, which its log has to give, and looks at log, flusher, disk, open
-    transactions and named readers. A directory that nobody has open is opened for that: to be told
-    that a service is down, check its socket, --node unix:DIR/node.sock, or address. `doctor` looks
-    at the machine instead. Exit code 0 when all is well, 1 for a warning, 2 when it is critical or
-    the node does not answer.
+    Requests a tick, for which the log must be open, and checks log, flusher, disk, open
+    transactions and named readers. A directory that no process has open is opened for the check: to
+    detect that a service is down, check its socket, --node unix:DIR/node.sock, or its address.
+    `doctor` checks the machine instead. Exit code 0 when the node is healthy, 1 for a warning, 2
+    when something is critical or the node does not answer.
     """
     if not 0 < timeout < math.inf:
         raise InvalidArgument("--timeout is out of range — give more than 0 s")
@@ -347,7 +352,7 @@ def check(
         sample = with_node(place, ask, within_s=timeout)
         facts = judge(*sample, thresholds, report)
         if sample[0].pid == os.getpid():
-            facts["owner"] = "nobody, so this check opened it"
+            facts["owner"] = "none, so this check opened the node"
     except StreamingNodeError as error:
         report.error("node", error)
     except TimeoutError:
@@ -372,14 +377,15 @@ def check(
     "directory",
     type=FILE,
     required=False,
-    help="A node's directory, or where one shall be (default: only the machine).",
+    help="A node's directory, or a place for one (default: only the machine).",
 )
 def doctor(output: Output, *, directory: Path | None) -> int:
-    """Check machine, installation and directory; say what to do.
+    """Check machine, installation and directory, with next
+    steps.
 
-    Looks at Python, packages, Java, disk space, the time an fsync takes (measured), and file
-    limits, and at the directory if one is given. Writes one temporary file and removes it. Exit
-    code 1 when a node cannot be opened; a warning is no failure.
+    Checks Python, packages, Java, disk space, the measured time of an fsync, file limits, and the
+    directory if one is given. Writes one temporary file and removes it. Exit code 1 when a node
+    cannot be opened; a warning is no failure.
     """
     from streamingnode.care.findings import Report
     from streamingnode.care.health import examine

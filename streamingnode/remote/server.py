@@ -199,7 +199,6 @@ class Session:
         self._writes = ClientWrites(self._shared, self.connection, hello.client_id, rights)
         self._server.clients[hello.client_id] = self
         self._changes = self._server.changes.of(hello.client_id, rights)
-        self._changes.attach(self._reply)
         if before is None:
             self._welcome(max(versions))
             return
@@ -225,6 +224,11 @@ class Session:
     def _welcome(self, version: int) -> None:
         node = self._backend
         settings = {each.key: each.value for each in node.config.origins()}
+        # Only now: a reply before the welcome is taken for the answer to the hello. One that is
+        # ready earlier is sent when the client asks for its number again.
+        assert self.rights is not None, "it has said who it is"
+        self._changes = self._server.changes.of(self._hello.client_id, self.rights)
+        self._changes.attach(self._reply)
         of_node = node.node_id, node.path, node.wal_name
         memory = self._changes.memory
         welcome = Welcome(version, *of_node, WRITE_BYTES_MAX, settings, memory)

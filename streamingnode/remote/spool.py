@@ -183,6 +183,8 @@ class SpoolingBackend(RemoteBackend):
         """The last message whose dead letters are all stored: it and all earlier messages are
         done.
         """
+        self._are_letters_known = False
+        """False after a write of letters whose outcome is open."""
         self._known: Known
         self._is_saved = False
         """Whether the current `_known` state is on disk."""
@@ -239,15 +241,18 @@ class SpoolingBackend(RemoteBackend):
         known = await mq.consume(KNOWN, GROUP, 1)
         return decode(known[0].payload, Known) if known else None
 
-    async def _count_letters(self) -> None:
+    async def _count_letters(self) -> ConsumerMessage | None:
+        """Count the dead letters that are stored, and return the last one."""
         dead = (await self._kept.info()).get(DEAD)
-        if dead is None:
-            return
-        self._letters = dead.end_id + 1 - dead.begin_id
-        self._letters_bytes = dead.bytes
-        last = await self._kept.get_message(DEAD, dead.end_id)
+        last = None
+        if dead is not None:
+            self._letters = dead.end_id + 1 - dead.begin_id
+            self._letters_bytes = dead.bytes
+            last = await self._kept.get_message(DEAD, dead.end_id)
         if last is not None and last.properties["left"] == "0":
             self._buried_id = int(last.properties["id"])
+        self._are_letters_known = True
+        return last
 
     def _count(self, message: ProducerMessage | ConsumerMessage, sign: int = 1) -> None:
         # Not below 0: a message whose write failed may be stored but not counted.
@@ -453,6 +458,8 @@ class SpoolingBackend(RemoteBackend):
                 await self._moved.wait()
             return
         message = self._first
+        if not self._are_letters_known:
+            await self._count_letters()
         if message.message_id > self._buried_id:
             await self._send_kept(message)
         # On a full disk the message stays and is not sent again: its sequence is in the log.
@@ -521,9 +528,10 @@ class SpoolingBackend(RemoteBackend):
         refused: dict[int, StreamingNodeError],
     ) -> None:
         """Produce the dead letters of a message. `left` of each is the number of letters that
-        follow, so an opening after a crash can tell whether all are stored.
+        follow, so a crash or a failed write leaves no doubt about which are stored.
         """
         await self._kept.create_topic(DEAD)
+        last = await self._count_letters()
         found = list(dead_letters(writes, payload, refused, self._known))
         letters = [
             dead_letter(
@@ -536,6 +544,9 @@ class SpoolingBackend(RemoteBackend):
             )
             for number, (body, about, error) in enumerate(found, 1)
         ]
+        if last is not None and last.properties["id"] == str(message_id):
+            del letters[: max(0, len(letters) - int(last.properties["left"]))]
+        self._are_letters_known = False
         for part in parts_within(letters, PRODUCE_BYTES_MAX // 2):
             await self._kept.produce(DEAD, part)
         await self._count_letters()

@@ -1,3 +1,1 @@
-"""Message streams over the topics of a node, streams aligned by ticks, and the service that hands
-out channels.
-"""
+"""Message streams over the topics of a node, tick-aligned streams, and the channel service."""

@@ -1,8 +1,10 @@
-"""The channel service: hands out channels by name, says whose they are, and takes them back.
+"""The channel service: creates channels, describes their owners, and destroys
+them.
 
-A channel is a topic and a record, which counts: it is written after its topic is made and removed
-before that is destroyed. A crash leaves at most a topic without one: empty, for the next creation
-to take over, or on a list for the next call to end.
+A channel is a topic and a record; it exists while the record does. The record is written after the
+topic is created and removed before the topic is destroyed. A crash leaves at most a topic without a
+record: an empty one, which the next creation takes over, or one on a list, which the next call
+destroys.
 """
 
 import asyncio
@@ -18,7 +20,7 @@ from wal.position import POSITION_MAX
 from wal.rocksmq.contract import MessageQueue
 
 CHANNELS_MAX = 4096
-"""Of one call."""
+"""Maximum number of channels of one call."""
 CHANNEL_KEY = "channels/name/"
 DESTROYED_KEY = "channels/destroyed/"
 NEXT_KEY = "channels/next"
@@ -27,7 +29,7 @@ T = TypeVar("T")
 
 
 class OwnerDescription(msgspec.Struct, frozen=True, array_like=True):
-    """Whose a channel is, for people: the service reads nothing into it."""
+    """The owner of a channel, as text for people; the service does not interpret it."""
 
     role: Text
     address: Text = ""
@@ -35,16 +37,14 @@ class OwnerDescription(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChannelDescription(msgspec.Struct, frozen=True):
-    """A channel and whose it is."""
+    """A channel and its owner."""
 
     name: str
     owner: OwnerDescription
 
 
 class ChannelService:
-    """Channels of one node. Each call does all it was asked for or nothing, and is durable when it
-    returns.
-    """
+    """Channels of one node. Each call is atomic, and durable when it returns."""
 
     def __init__(self, state: StateMap, queue: MessageQueue) -> None:
         self._state = state
@@ -52,8 +52,8 @@ class ChannelService:
         self._turn = asyncio.Lock()
 
     async def create_channels(self, owner: OwnerDescription, num_channels: int) -> list[str]:
-        """Return the names of new channels; no name is given out twice, also not of a channel that
-        is gone.
+        """Create `num_channels` channels and return their names. Names are never reused, not even
+        of destroyed channels.
         """
         if type(num_channels) is not int or not 0 < num_channels <= CHANNELS_MAX:
             raise InvalidArgument(
@@ -64,14 +64,14 @@ class ChannelService:
             msgspec.msgpack.decode(record, type=OwnerDescription)
         except (msgspec.MsgspecError, TypeError, UnicodeEncodeError) as error:
             raise InvalidArgument(
-                f"{shown(owner)} is no owner — give an OwnerDescription of short texts"
+                f"{shown(owner)} is not an owner — pass an OwnerDescription of short texts"
             ) from error
         async with self._turn:
             await self._finish_destroying()
             found = (await self._state.scan(NEXT_KEY)).get(NEXT_KEY)
             number = 0 if found is None else _decode(found, NEXT_KEY, int)
-            # Not a topic of somebody else; an empty one without groups may be what a crash left of
-            # a creation.
+            # Skip other users' topics. An empty topic without groups may be left over from a
+            # crashed creation.
             topics = await self._queue.info()
             taken = {
                 name
@@ -84,14 +84,14 @@ class ChannelService:
                 number = number + 1
                 if name not in taken:
                     names.append(name)
-            await asyncio.gather(*map(self._queue.create_topic, names))  # one write of all of them
+            await asyncio.gather(*map(self._queue.create_topic, names))  # one write for all
             records: dict[str, bytes | None] = {CHANNEL_KEY + name: record for name in names}
             await self._state.put(records | {NEXT_KEY: msgspec.msgpack.encode(number)})
         return names
 
     async def destroy_channels(self, names: Sequence[str]) -> None:
-        """Destroy channels, their subscriptions and messages; none of them for an unknown one,
-        which is `TopicNotFound`.
+        """Destroy channels with their subscriptions and messages. Raises `TopicNotFound` for an
+        unknown name, and then destroys none.
         """
         async with self._turn:
             await self._finish_destroying()
@@ -108,8 +108,8 @@ class ChannelService:
     async def describe_channels(
         self, names: Sequence[str] | None = None
     ) -> list[ChannelDescription]:
-        """Return channels and whose they are, in the order of `names`; None: all there are. Raises
-        `TopicNotFound`.
+        """Return channels and their owners in the order of `names`; None means all channels, by
+        name. Raises `TopicNotFound`.
         """
         owners = await self._owners(names)
         return [
@@ -120,13 +120,11 @@ class ChannelService:
     async def _owners(self, names: Sequence[str] | None) -> dict[str, OwnerDescription]:
         is_list = not isinstance(names, str) and isinstance(names, Sequence | None)
         if not is_list or not all(isinstance(name, str) for name in names or ()):
-            raise InvalidArgument(f"names={shown(names)} — give a list of names")
+            raise InvalidArgument(f"names={shown(names)} — pass a list of names")
         stored = await self._state.scan(CHANNEL_KEY)
         records = {key.removeprefix(CHANNEL_KEY): record for key, record in stored.items()}
         if unknown := set(names or ()) - records.keys():
-            raise TopicNotFound(
-                f"there is no channel {shown(min(unknown))} — choose one that is there"
-            )
+            raise TopicNotFound(f"there is no channel {shown(min(unknown))} — name an existing one")
         return {
             name: _decode(records[name], name, OwnerDescription)
             for name in (records if names is None else names)
@@ -136,8 +134,8 @@ class ChannelService:
         if destroyed := await self._state.scan(DESTROYED_KEY):
             topics = await self._queue.info()
             for key, record in destroyed.items():
-                # Not one that somebody has made anew meanwhile: its ids are above those that the
-                # channel had.
+                # Keep a topic of the same name that was created meanwhile: its ids are above those
+                # of the channel.
                 name = key.removeprefix(DESTROYED_KEY)
                 end_id = _decode(record, key, int) if record else POSITION_MAX
                 if name in topics and topics[name].begin_id <= end_id + 1:

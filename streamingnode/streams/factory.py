@@ -1,5 +1,5 @@
-"""Makes streams over a queue, removes their subscriptions, and writes the ticks without which tick
-streams stand still.
+"""Creates streams over a queue, removes their subscriptions, and writes the ticks that tick streams
+need to progress.
 """
 
 import asyncio
@@ -30,34 +30,32 @@ from wal.runtime import elapsed_ms, event_log, unix_ms
 from wal.timetick import IdAllocator, TickAllocator
 
 TICK_INTERVAL_S = 0.2
-"""How often a ticker writes, in seconds: about how long a tick stream lags behind its producers."""
+"""Seconds between two ticks of a ticker: about the lag of a tick stream behind its producers."""
 
 _log = event_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class MsgStreamFactory:
-    """Makes the streams of one queue, such as `node.mq`; whatever keeps `MessageQueue`'s contract
-    can be in its place.
-    """
+    """Creates the streams of one queue: `node.mq` or any other `MessageQueue`."""
 
     queue: MessageQueue
     new_dispatcher: Callable[[], UnmarshalDispatcher] = new_proto_dispatcher
     options: StreamOptions = DEFAULTS
 
     def new_msg_stream(self) -> MsgStream:
-        """Return a stream that hands on each batch as it comes, with a dispatcher of its own."""
+        """Return a stream that returns each batch as it arrives, with a dispatcher of its own."""
         return MsgStream(self.queue, self.new_dispatcher(), self.options)
 
     def new_tt_msg_stream(self) -> TtMsgStream:
-        """Return a stream that hands on the messages of one time tick together."""
+        """Return a stream that returns the messages of one time tick together."""
         return TtMsgStream(self.queue, self.new_dispatcher(), self.options)
 
     def new_disposer(
         self, channels: Sequence[str], subscription: str
     ) -> Callable[[], Awaitable[None]]:
-        """Return what removes a subscription, so that it keeps nothing any more; streams that
-        consume for it end.
+        """Return a function that removes a subscription, so that retention no longer keeps messages
+        for it. Streams that consume for it end.
         """
 
         async def dispose() -> None:
@@ -69,13 +67,13 @@ class MsgStreamFactory:
 
 
 class Ticker:
-    """Writes time ticks to all channels of a producer. Used in `async with`; leaving it writes a
-    last one.
+    """Writes time ticks to all channels of a producer. Used in `async with`; leaving it without an
+    error writes a last tick.
 
-    A tick says that nothing at or below it follows, so whoever produces takes ticks from here,
-    `with ticker.stamp() as ts:`, and all producers of a channel share one ticker. Ticks follow the
-    clock, or are those that `ticks` hands out, and begin above what the channels have when it is
-    entered, whatever clock that came from.
+    A tick promises that no message at or below it follows. So producers take their ticks from the
+    ticker, `with ticker.stamp() as ts:`, and all producers of a channel share one ticker. Ticks
+    follow the clock, or come from `ticks`. They begin above the ticks in the channels at entry,
+    whichever clock those came from.
     """
 
     def __init__(
@@ -91,12 +89,12 @@ class Ticker:
         self._stamped: dict[int, None] = {}  # in the order of ticks
         self._task: asyncio.Task[None] | None = None
         self.last_tick = 0
-        """The highest tick that was written."""
+        """The highest tick written."""
 
     @contextmanager
     def stamp(self, count: int = 1) -> Iterator[int]:
-        """Yield the first of `count` new ticks for messages; until the block ends, no tick at or
-        above it is written.
+        """Yield the first of `count` new ticks for messages. Until the block ends, the ticker
+        writes no tick at or above it.
         """
         first = self._ids.alloc(count).start
         self._stamped[first] = None
@@ -106,12 +104,12 @@ class Ticker:
             del self._stamped[first]
 
     async def tick(self) -> int:
-        """Write the highest tick that holds now to all channels, and return it; one that is not new
-        is not written.
+        """Write the highest tick whose promise holds now to all channels, and return it; a tick
+        that is not above the last one is not written.
         """
         tick = next(iter(self._stamped)) - 1 if self._stamped else self._ids.alloc_one()
         if tick > self.last_tick:
-            # an empty body in any dispatcher
+            # marshals to an empty body with any dispatcher
             message = TsMsg(MsgType.TIME_TICK, tick, tick, b"", template=AS_IT_IS)
             await self._stream.broadcast(MsgPack([message]))
             self.last_tick = tick
@@ -122,7 +120,7 @@ class Ticker:
             try:
                 self._ids.update_id(await self._stream.last_ts(channel))
             except (AccessDenied, UnsupportedFormat) as error:
-                # who may not look, or finds no batch, has the clock
+                # without permission to read, or without a batch: use the clock
                 _log.warning("last_tick_unknown", channel=channel, error=repr(error))
         self._task = asyncio.get_running_loop().create_task(self._run())
         return self
@@ -138,7 +136,7 @@ class Ticker:
         while True:
             try:
                 await self.tick()
-            except StreamingNodeError as error:  # readers wait, and the next try may succeed
+            except StreamingNodeError as error:  # readers wait, and the next attempt may succeed
                 if error.ends is Ends.LOG:
                     return
                 _log.warning("tick_not_written", error=repr(error))

@@ -1,4 +1,4 @@
-"""Batches of many channels in, packs out: each batch as it comes, or all messages of one tick
+"""Merges batches of many channels into packs: each batch as it arrives, or all messages of one tick
 together. No I/O.
 """
 
@@ -11,42 +11,44 @@ from streamingnode.streams.messages import DELETES, INSERTS, Batch, MsgPack, Msg
 
 
 class PlainMerge:
-    """Each batch is a pack, in the order in which they come."""
+    """Each batch is a pack, in order of arrival."""
 
     held_bytes = 0
-    """What has come and is in no pack yet."""
+    """Bytes of received messages that are not yet in a pack."""
 
     def __init__(self) -> None:
         self._channels: list[str] = []
         self._packs: deque[MsgPack] = deque()
 
     def add(self, channel: str) -> None:
-        """Merge a channel more."""
+        """Add a channel."""
         self._channels.append(channel)
 
     def push(self, channel: str, message_id: int, batch: Batch) -> None:
-        """Take in what the queue holds as `message_id`; ids ascend in a channel."""
+        """Add the batch that is the queue's message `message_id`; ids ascend in a channel."""
         at = [MsgPosition(channel, message_id, batch.end_ts)]
         self._packs.append(MsgPack(batch.messages, batch.begin_ts, batch.end_ts, at, at))
 
     def pop(self) -> MsgPack | None:
-        """Return the next pack, None when more has to come first."""
+        """Return the next pack, None when more batches are needed."""
         return self._packs.popleft() if self._packs else None
 
     def behind(self) -> Collection[str]:
-        """Return the channels of which more has to come."""
+        """Return the channels that need more batches before the next pack."""
         return () if self._packs else self._channels
 
     def seek(self, position: MsgPosition) -> None:
-        """Forget what came of the channel of a position: it goes on from there."""
+        """Discard the received batches of a position's channel, which continues from the
+        position.
+        """
         self._packs = deque(
             each for each in self._packs if each.end_positions[0].channel != position.channel
         )
 
 
 class _Stretch(NamedTuple):
-    """Messages of one batch, ended by `tick`, if any; their own end ticks are from `begin_ts` to
-    `end_ts`.
+    """Messages of one batch up to `tick`, if there is one; their end ticks are between `begin_ts`
+    and `end_ts`.
     """
 
     message_id: int
@@ -58,8 +60,8 @@ class _Stretch(NamedTuple):
 
 
 class _Lane:
-    """One channel: what was received, what is above the tick in progress, and how far its ticks
-    have come.
+    """One channel: received stretches (`input_buf`), stretches not yet in a pack (`unsolved_buf`),
+    and its last tick.
     """
 
     def __init__(self, channel: str, start: MsgPosition | None = None) -> None:
@@ -90,8 +92,9 @@ class _Lane:
         """Move stretches from `input_buf` to `unsolved_buf` until one ends with the tick `goal`;
         return whether any moved.
 
-        After a seek, what is at or below `skip_to` was in an earlier pack, up to the tick that
-        ended it; what comes behind that tick was not, whatever it says of itself.
+        After a seek, messages at or below `skip_to` are skipped until the tick that ended the
+        earlier pack: they were in that pack. Messages after that tick were not, whatever their own
+        ticks are.
         """
         waiting = len(self.input_buf)
         while self.tick < goal and self.input_buf:
@@ -109,10 +112,11 @@ class _Lane:
 
 
 class TickMerge:
-    """A pack for each tick that all channels have in common: all messages above the tick before it,
-    up to it.
+    """A pack for each tick that all channels have in common: all messages above the previous tick
+    and up to this one.
 
-    A message that comes behind a tick it is not above was promised not to: it is in the next pack.
+    A message that follows a tick at or above its own breaks the tick's promise: it goes into the
+    next pack.
     """
 
     def __init__(self) -> None:
@@ -130,8 +134,8 @@ class TickMerge:
         self.held_bytes += batch.size_bytes
 
     def pop(self) -> MsgPack | None:
-        """See `PlainMerge.pop`. What it looks at is linear in channels and stretches, never in both
-        or in messages.
+        """See `PlainMerge.pop`. Its cost is linear in channels plus stretches, never in their
+        product or in messages.
         """
         while behind := self._behind():
             goal = self._goal()
@@ -166,7 +170,7 @@ class TickMerge:
                     pack.messages += stretch.messages
                     self.held_bytes -= stretch.size_bytes
                 elif stretch.begin_ts > end_ts:
-                    # most of what is above, looked at without its messages
+                    # the common case above the tick: no message is inspected
                     left.append(stretch)
                 else:
                     pack.messages += [each for each in stretch.messages if each.end_ts <= end_ts]
@@ -189,15 +193,13 @@ class TickMerge:
 
 
 Merge = PlainMerge | TickMerge
-"""How a stream makes packs."""
+"""How a stream forms packs."""
 
 
 def _without_repeats(messages: list[TsMsg]) -> list[TsMsg]:
-    """Return inserts and deletes of one id and part once, the first of them, and everything else as
-    it is.
-    """
+    """Return the messages, keeping only the first insert or delete of each id and part."""
     ids = [each.id for each in messages if each.id]
-    if len(set(ids)) == len(ids):  # as a rule
+    if len(set(ids)) == len(ids):  # the common case
         return messages
     firsts: dict[object, TsMsg] = {}
     for message in messages:

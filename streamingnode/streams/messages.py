@@ -1,5 +1,5 @@
-"""What streams carry: messages with begin and end ticks, packs, positions, the registry of types
-and their bytes. No I/O.
+"""The data of streams: messages with begin and end ticks, packs, positions, the registry of types,
+and their encoding. No I/O.
 """
 
 import operator
@@ -18,19 +18,19 @@ from wal.rocksmq.messages import ProducerMessage, size_of
 from wal.timetick import TICK_MAX
 
 MESSAGE_BYTES_MAX = 4 << 20
-"""Of the body of one message."""
+"""Maximum size of the body of one message."""
 BATCH_BYTES_TARGET = 256 << 10
-"""A batch, which is one message of a queue, ends with the message that takes it over this, or over
+"""A batch is one message of a queue. It ends with the message that exceeds this size or
 `BATCH_MESSAGES_MAX`.
 """
 BATCH_MESSAGES_MAX = 8192
 CONTENT_TYPE = {"content-type": "streamingnode.streams.Batch"}
-"""Properties of a queue's message that is a batch."""
+"""Properties that mark a queue's message as a batch."""
 
 
 class MsgType(IntEnum):
-    """Types of messages that are for streams. Those of a node's log, `MessageType`, go through
-    streams as well.
+    """Message types of streams only. Streams also carry the types of a node's log,
+    `MessageType`.
     """
 
     INSERT = 400
@@ -49,16 +49,18 @@ StreamType = MsgType | MessageType
 TYPES: Mapping[int, StreamType] = {
     int(each): each for kind in (MsgType, MessageType) for each in kind
 }
-"""The registry: no number means two things, and no message may carry another one."""
+"""The registry: each number means one type, and no message may carry another number."""
 TICKS = (MsgType.TIME_TICK, MessageType.TIME_TICK)
-"""Everything up to the end tick of such a message is before it on its channel."""
+"""Types that carry ticks: every message up to the end tick of such a message precedes it on its
+channel.
+"""
 INSERTS = (MsgType.INSERT, MessageType.INSERT)
 DELETES = (MsgType.DELETE, MessageType.DELETE)
 
 
 class Template(NamedTuple):
-    """How the body of messages of one type becomes bytes and comes back. What either raises is told
-    with the type.
+    """How bodies of one message type are marshalled and unmarshalled. An exception from either
+    becomes an error that names the type.
     """
 
     marshal: Callable[[Any], bytes]
@@ -72,26 +74,26 @@ class TsMsg(msgspec.Struct, gc=False, eq=False):
     """One message, valid from `begin_ts` to `end_ts`: time ticks, or other numbers that ascend, up
     to `TICK_MAX`.
 
-    `hash_keys` say which channel it goes to, and do not travel. `id` is its producer's, 0 for none:
-    within a pack of a tick stream, inserts and deletes of one id and `part` are one. What was
-    consumed is unmarshalled when `body` is asked for.
+    `hash_keys` select the channel and are not transmitted. `id` is assigned by the producer, 0 for
+    none: a pack of a tick stream contains one insert or delete of an id and `part` only once. A
+    consumed message is unmarshalled when `body` is first read.
     """
 
     type: StreamType
     begin_ts: int
     end_ts: int
     content: Any
-    """The body, or, with a `template`, the bytes of it."""
+    """The body; with a `template`, its bytes."""
     hash_keys: Sequence[int] = ()
     id: int = 0
     part: int = 0
-    """The number of a row within the message that repacking took it from."""
+    """The index of the row in the message that repacking split."""
     template: Template | None = None
 
     @property
     def body(self) -> Any:
-        """What the template of the type makes of the message. Raises `Corrupt` for bytes that are
-        none.
+        """The body as unmarshalled by the type's template. Raises `Corrupt` for bytes that do not
+        unmarshal.
         """
         if self.template is not None:
             try:
@@ -104,17 +106,17 @@ class TsMsg(msgspec.Struct, gc=False, eq=False):
         return self.content
 
     def set_ts(self, begin_ts: int, end_ts: int | None = None) -> None:
-        """Give the message its ticks; one alone is both."""
+        """Set the message's ticks; `end_ts` defaults to `begin_ts`."""
         self.begin_ts = begin_ts
         self.end_ts = begin_ts if end_ts is None else end_ts
 
 
 class MsgPosition(msgspec.Struct, frozen=True):
-    """A place in one channel, to `seek` to, which encodes as JSON: behind the message that a plain
-    stream gave last.
+    """A place in one channel, to `seek` to; encodes as JSON. A plain stream's position is after the
+    last message that it returned.
 
-    Those of a tick stream are `inclusive`: one goes on with that message, without what is at or
-    below `timestamp`.
+    Positions of a tick stream are `inclusive`: reading continues with that message, without
+    messages at or below `timestamp`.
     """
 
     channel: str
@@ -124,8 +126,8 @@ class MsgPosition(msgspec.Struct, frozen=True):
 
 
 class MsgPack(msgspec.Struct):
-    """Messages that go, or came, together; these have positions, and of a tick stream all that is
-    between its ticks.
+    """Messages that are produced or consumed together. A consumed pack has positions; one of a tick
+    stream holds all messages between its ticks.
     """
 
     messages: list[TsMsg]
@@ -136,9 +138,7 @@ class MsgPack(msgspec.Struct):
 
 
 class Batch(NamedTuple):
-    """Messages of one channel that follow each other; `ticks` are the places of ticks among
-    them.
-    """
+    """Consecutive messages of one channel; `ticks` are the indexes of the ticks among them."""
 
     messages: list[TsMsg]
     begin_ts: int
@@ -148,32 +148,32 @@ class Batch(NamedTuple):
 
 
 class UnmarshalDispatcher:
-    """Bodies of messages to bytes and back, by type."""
+    """Marshals and unmarshals the bodies of messages, by type."""
 
     def __init__(self, templates: Mapping[StreamType, Template]) -> None:
         self._templates = {int(type_): template for type_, template in templates.items()}
 
     def add_template(self, type_: StreamType, template: Template) -> None:
-        """Have bodies of a type made by `template` from now on."""
+        """Use `template` for bodies of a type from now on."""
         self._templates[_known(type_)] = template
 
     def marshal(self, message: TsMsg) -> bytes:
-        """Return the body of a message as bytes. Raises `InvalidArgument` for one that its template
-        does not take.
+        """Return the body of a message as bytes. Raises `InvalidArgument` for a body that its
+        template refuses or that is too long.
         """
-        if message.template is not None:  # came from a stream, and nobody looked at it
+        if message.template is not None:  # from a stream, not yet unmarshalled
             return bytes(message.content)
         try:
             data = self._templates[_known(message.type)].marshal(message.content)
         except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
             raise InvalidArgument(
-                f"a body of type {message.type} does not marshal: {error!r} — add_template() sets "
-                "what it may be"
+                f"a body of type {message.type} does not marshal: {error!r} — add_template() "
+                "sets how to marshal it"
             ) from error
         if len(data) > MESSAGE_BYTES_MAX:
             raise TooLarge(
-                f"a body of type {message.type} has {len(data)} bytes — {MESSAGE_BYTES_MAX} are "
-                "allowed"
+                f"a body of type {message.type} has {len(data)} bytes — at most "
+                f"{MESSAGE_BYTES_MAX} are allowed"
             )
         return data
 
@@ -184,8 +184,8 @@ class UnmarshalDispatcher:
         return TsMsg(TYPES[_known(type_)], 0, 0, data, template=self._template(int(type_)))
 
     def encode(self, messages: Sequence[TsMsg]) -> list[bytes]:
-        """Return messages of one channel as batches. Raises `InvalidArgument` for ticks that cannot
-        be, and as `marshal`.
+        """Return messages of one channel as batches. Raises `InvalidArgument` for invalid ticks,
+        and as `marshal`.
         """
         bodies = list(map(self.marshal, messages))
         size_bytes = 0
@@ -209,7 +209,8 @@ class UnmarshalDispatcher:
         """
         if properties.get("content-type") != CONTENT_TYPE["content-type"]:
             raise UnsupportedFormat(
-                "a message is no batch of a stream — read what others produce with `consume` of mq"
+                "a message is not a batch of a stream — read messages of other producers with "
+                "`consume` of mq"
             )
         try:
             columns = pb.Batch.FromString(data)
@@ -228,7 +229,7 @@ class UnmarshalDispatcher:
         )
         types = map(TYPES.__getitem__, numbers)
         of_types = map(templates.__getitem__, numbers)
-        # No line of Python for each message: a tick stream spends most of its time here.
+        # No Python code runs for each message: a tick stream spends most of its time here.
         messages = list(
             map(TsMsg, types, begins, ends, columns.bodies, repeat(()), ids, parts, of_types)
         )
@@ -249,10 +250,10 @@ class UnmarshalDispatcher:
 
 
 def tick_refused(begin_ts: object, end_ts: object) -> InvalidArgument:
-    """Return the error for a message whose ticks cannot be."""
+    """Return the error for a message with invalid ticks."""
     return InvalidArgument(
-        f"a message cannot be from {shown(begin_ts)} to {shown(end_ts)}: ticks are whole numbers "
-        f"from 0 to {TICK_MAX}, begin_ts is not above end_ts — correct them with set_ts()"
+        f"a message has invalid ticks {shown(begin_ts)} to {shown(end_ts)}: ticks are whole "
+        f"numbers from 0 to {TICK_MAX}, and begin_ts is at most end_ts — correct them with set_ts()"
     )
 
 
@@ -273,14 +274,14 @@ def _columns_of(messages: Sequence[TsMsg], bodies: Sequence[bytes]) -> bytes:
         return columns.SerializeToString()
     except (TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"a message cannot be: {error} — correct its id, or its ticks with set_ts()"
+            f"a message is invalid: {error} — correct its id, or its ticks with set_ts()"
         ) from error
 
 
 def _known(type_: StreamType) -> int:
     if not isinstance(type_, int) or int(type_) not in TYPES:
         raise InvalidArgument(
-            f"{shown(type_)} is no message type — use one of MsgType or MessageType"
+            f"{shown(type_)} is not a message type — use one of MsgType or MessageType"
         )
     return int(type_)
 
@@ -288,14 +289,14 @@ def _known(type_: StreamType) -> int:
 def _protobuf(kind: type[Message]) -> Template:
     def marshal(body: Message) -> bytes:
         if type(body) is not kind:
-            raise TypeError(f"{type(body).__name__} is no {kind.__name__}")
+            raise TypeError(f"{type(body).__name__} is not a {kind.__name__}")
         return body.SerializeToString()
 
     return Template(marshal, kind.FromString)
 
 
 def new_proto_dispatcher() -> UnmarshalDispatcher:
-    """Return a dispatcher for the messages of streams.proto, which is what most streams carry."""
+    """Return a dispatcher for the messages of streams.proto, the usual case."""
     kinds: dict[StreamType, type[Message]] = {
         MsgType.INSERT: pb.InsertRequest,
         MsgType.DELETE: pb.DeleteRequest,
@@ -312,8 +313,8 @@ def new_proto_dispatcher() -> UnmarshalDispatcher:
 
 
 def new_memory_dispatcher() -> UnmarshalDispatcher:
-    """Return a dispatcher for bodies that are bytes, handed on as they are in memory: Arrow,
-    msgpack, whatever they hold.
+    """Return a dispatcher for bodies that are bytes of any format, such as Arrow or msgpack, passed
+    unchanged.
     """
     return UnmarshalDispatcher(dict.fromkeys(TYPES.values(), AS_IT_IS))
 
@@ -321,8 +322,8 @@ def new_memory_dispatcher() -> UnmarshalDispatcher:
 def parts_within(
     messages: Iterable[ProducerMessage], bytes_max: int
 ) -> Iterator[list[ProducerMessage]]:
-    """Yield messages in order, so many together that they have at most `bytes_max`; a longer one
-    comes alone.
+    """Yield lists of messages in order, each of at most `bytes_max`; a longer message is alone in
+    its list.
     """
     part = list[ProducerMessage]()
     part_bytes = 0

@@ -1,4 +1,4 @@
-"""Which channel of a producer each message goes to, by its hash keys. No I/O."""
+"""Assigns messages to a producer's channels by their hash keys. No I/O."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -14,27 +14,27 @@ from streamingnode.streams.messages import (
 from wal.errors import InvalidArgument, shown
 
 RepackFunc = Callable[[Sequence[TsMsg], Sequence[Sequence[int]]], Mapping[int, MsgPack]]
-"""Takes messages and the hash keys of each, and returns a pack for each bucket, which counts as a
-key does.
+"""Takes messages and the hash keys of each, and returns a pack for each bucket; buckets are taken
+modulo the number of channels, as keys are.
 """
 
 
 def repack(
     messages: Sequence[TsMsg], buckets: int, repack_func: RepackFunc | None = None
 ) -> dict[int, list[TsMsg]]:
-    """Return the messages of each bucket, 0 to `buckets` - 1, in the order they had; a key is taken
-    modulo `buckets`.
+    """Return the messages by bucket, 0 to `buckets` - 1, in their order; a key is taken modulo
+    `buckets`.
 
-    Without a `repack_func` the type of the first message says how: each row of inserts goes to the
-    bucket of its key, as a message of its own with the row's tick, everything else whole to that of
-    its first key. Raises `InvalidArgument` for inserts or deletes without a key for each row, with
-    others among them, and for what has no key.
+    Without a `repack_func` the type of the first message decides: each row of an insert becomes a
+    message of its own, with the row's tick, in the bucket of its key; every other message goes
+    whole to the bucket of its first key. Raises `InvalidArgument` for inserts or deletes without a
+    key for each row or mixed with other types, and for a message without a key.
     """
     keys = [message.hash_keys for message in messages]
     if not all(
         isinstance(of_one, Sequence) and all(type(key) is int for key in of_one) for of_one in keys
     ):
-        raise InvalidArgument("hash_keys are whole numbers — give a list of them")
+        raise InvalidArgument("hash_keys are whole numbers — pass a list of them")
     if repack_func is not None:
         return _by_bucket(repack_func(messages, keys), buckets)
     found: dict[int, list[TsMsg]] = {}
@@ -50,7 +50,7 @@ def repack(
         for part in _rows_of(message) if first is MsgType.INSERT else (message,):
             if not part.hash_keys:
                 raise InvalidArgument(
-                    f"a message of type {part.type} has no hash_keys — give it at least one"
+                    f"a message of type {part.type} has no hash_keys — set at least one"
                 )
             found.setdefault(part.hash_keys[0] % buckets, []).append(part)
     return found
@@ -73,7 +73,7 @@ def _rows_of(message: TsMsg) -> Iterator[TsMsg]:
     keys = message.hash_keys
     if not isinstance(body, pb.InsertRequest):
         raise InvalidArgument(
-            "only rows of an InsertRequest are told apart — use set_repack_func()"
+            "only an InsertRequest can be split into rows — use set_repack_func()"
         )
     _check_aligned(message, body.timestamps, rows=len(body.rows), row_ids=len(body.row_ids))
     ticks = body.timestamps or [message.end_ts] * len(keys)
@@ -84,7 +84,7 @@ def _rows_of(message: TsMsg) -> Iterator[TsMsg]:
         )
         try:
             request.timestamps.append(tick)
-        except (TypeError, ValueError):  # the message's own, which nothing has looked at yet
+        except (TypeError, ValueError):  # the message's own tick, not yet checked
             raise tick_refused(tick, tick) from None
         yield TsMsg(message.type, tick, tick, request, (key,), message.id, part)
 
@@ -92,9 +92,9 @@ def _rows_of(message: TsMsg) -> Iterator[TsMsg]:
 def _check_aligned(message: TsMsg, ticks: Sequence[int], **lengths: int) -> None:
     keys = len(message.hash_keys)
     if set(lengths.values()) != {keys} or not keys or len(ticks) not in {0, keys}:
-        told = ", ".join(
+        found = ", ".join(
             f"{count} {name}" for name, count in (lengths | {"timestamps": len(ticks)}).items()
         )
         raise InvalidArgument(
-            f"{message.type} has {keys} hash_keys, {told} — give one of each for each row"
+            f"{message.type} has {keys} hash_keys, {found} — pass one of each for each row"
         )

@@ -1,9 +1,9 @@
 """Message streams: producing to channels by hash keys, and consuming packs from many channels under
 one subscription.
 
-A channel is a topic of a `MessageQueue`, a subscription a consumer group of it. What decides is
-pure (`repack`, `merge`); here is what waits. Nothing runs in the background but the reads that a
-`consume` has begun.
+A channel is a topic of a `MessageQueue`, a subscription is one of its consumer groups. The
+decisions are pure (`repack`, `merge`); this module does the waiting. Only reads and
+acknowledgements that a `consume` began run in the background.
 """
 
 import asyncio
@@ -56,23 +56,25 @@ from wal.runtime import event_log, mark_heard, outlast
 from wal.timetick import TICK_MAX
 
 PRODUCE_BYTES_MAX = 7 << 20
-"""Of one call of the queue: what is produced to a channel together is there or not, up to this
-size.
+"""Maximum bytes of one produce call to the queue: messages up to this size are produced to a
+channel atomically.
 """
 ACK_EVERY_S = 0.1
-"""How often a busy stream acknowledges; one that waits does meanwhile."""
+"""Seconds between two acknowledgements of a busy stream; a stream acknowledges before it waits."""
 LOOK_S = 1.0
-"""How long a `consume` with less time than that looks for what is there."""
+"""A `consume` with a shorter timeout still gets this many seconds to return messages that already
+exist.
+"""
 DECODED_BYTES_AT_ONCE = 1 << 20
-"""So much is decoded before other tasks of the event loop have their turn."""
+"""Bytes decoded before other tasks of the event loop run."""
 
 T = TypeVar("T")
 _log = event_log(__name__)
 
 
 class StartPosition(Enum):
-    """Where a new subscription begins, at UNKNOWN not before a `seek`; one that exists goes on
-    where it was.
+    """Where a new subscription begins; with UNKNOWN it needs a `seek` first. An existing
+    subscription continues where it was.
     """
 
     EARLIEST = "earliest"
@@ -82,10 +84,11 @@ class StartPosition(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """Above `buffer_bytes_max` of messages in no pack a stream is `Overloaded`; idle channels are
-    told after `idle_after_s`.
+    """Above `buffer_bytes_max` bytes of messages that are not yet in a pack, a stream raises
+    `Overloaded`. Idle channels are logged after `idle_after_s` seconds.
 
-    With `ignore_bad_position`, `seek` to a place that is not there goes to the latest instead.
+    With `ignore_bad_position`, a `seek` to a position that does not exist moves to the latest
+    instead.
     """
 
     buffer_bytes_max: int = 256 << 20
@@ -101,8 +104,8 @@ class MsgStream:
     channel.
 
     Calls may come from several tasks of one event loop. Each pack is consumed once while the stream
-    is open, and counts as worked off when the next one is asked for, or at `close`: a subscription
-    that is opened again begins with what was not.
+    is open, and counts as processed when the next one is requested or the stream is closed. A
+    subscription that is opened again begins with the messages that were not processed.
     """
 
     _merge_kind: type[Merge] = PlainMerge
@@ -135,18 +138,16 @@ class MsgStream:
 
     async def __aexit__(self, kind: object, _error: object, _trace: object) -> None:
         if kind is not None:
-            self._last = ()  # who knows whether that was worked off: it comes again
+            self._last = ()  # possibly not processed: it is delivered again
         await self.close()
 
     async def start(self) -> None:
-        """Raise `OnShutdown` once the stream is closed; else there is nothing to do before packs
-        are asked for.
-        """
+        """Raise `OnShutdown` if the stream is closed; does nothing else."""
         self._check_open()
 
     async def close(self) -> None:
-        """Acknowledge what was consumed, and give back what was not; idempotent. Cancellation waits
-        for its end.
+        """Acknowledge consumed messages and return the others to the queue; idempotent. A cancelled
+        call still finishes.
         """
         await outlast(self._close())
 
@@ -156,16 +157,17 @@ class MsgStream:
             try:
                 self._note_handed_on()
                 await self._acknowledged()
-                # Of a channel in an unknown place that would leave a hole in what comes again.
+                # In a channel whose position is unknown, acknowledging would leave a hole in the
+                # redelivered messages.
                 placed = [
                     each for each in self._subscriptions.values() if each.handed_on and each.placed
                 ]
-                # gone before: nobody asks for it again
+                # already removed: nothing to acknowledge
                 with suppress(TopicNotFound, GroupNotFound, OnShutdown):
                     await _all_of([each.acknowledge() for each in placed])
             finally:
                 for each in self._subscriptions.values():
-                    # whoever waits for it hears that the stream is closed
+                    # a waiting `consume` then raises `OnShutdown`
                     await each.stop_fetching()
                     await each.consumer.close()
                 self._subscriptions.clear()
@@ -173,8 +175,8 @@ class MsgStream:
     # --- producing --------------------------------------------------------------------------------
 
     async def as_producer(self, channels: Sequence[str]) -> None:
-        """Produce to these channels as well, made if they are new; their order, from all calls, is
-        that of the buckets.
+        """Add channels to produce to, created if new. The order of channels over all calls is the
+        order of the buckets.
         """
         self._check_open()
         for name in _names(channels):
@@ -183,26 +185,28 @@ class MsgStream:
                 self._produced.append(name)
 
     def get_produce_channels(self) -> list[str]:
-        """Return the channels that are produced to, in the order of buckets."""
+        """Return the channels to produce to, in the order of buckets."""
         return list(self._produced)
 
     def set_repack_func(self, repack_func: RepackFunc | None) -> None:
-        """Have `repack_func` say where messages go; None: the rules of their types."""
+        """Let `repack_func` assign messages to channels; None restores the rules by message
+        type.
+        """
         self._repack_func = repack_func
 
     def force_enable_produce(self, enabled: bool) -> None:  # noqa: FBT001  (the name asks for it)
-        """Let the stream produce, or not, as one does whose messages another producer writes
-        meanwhile.
+        """Turn producing on or off, for example off while another producer writes the stream's
+        messages.
         """
         self._produce_enabled = enabled
 
     async def produce(self, pack: MsgPack) -> dict[str, list[int]]:
-        """Give each message to the channel of its hash keys, in the order of the pack; return the
-        ids of batches, durable.
+        """Produce each message to the channel of its hash keys, in the order of the pack; return
+        the ids of batches by channel. Durable on return.
 
-        Across channels it is not atomic: after an error some may have their part. Raises
-        `InvalidArgument` and `TooLarge` before anything was produced, `AccessDenied` while
-        producing is not enabled.
+        Not atomic across channels: after an error some may have their messages. Raises
+        `InvalidArgument` and `TooLarge` before anything is produced, `AccessDenied` while producing
+        is off.
         """
         self._check_producer(pack, enabled=self._produce_enabled)
         if not pack.messages:
@@ -213,17 +217,15 @@ class MsgStream:
         )
 
     async def broadcast(self, pack: MsgPack) -> dict[str, list[int]]:
-        """As `produce`, each message to every channel; one that creates a collection also while
-        producing is not enabled.
+        """Produce as `produce`, but each message to every channel. A single message that creates a
+        collection is sent even while producing is off.
         """
         creates = [getattr(each, "type", None) for each in pack.messages] == [
             MessageType.CREATE_COLLECTION
         ]
         self._check_producer(pack, enabled=self._produce_enabled or creates)
         if not pack.messages:
-            raise InvalidArgument(
-                "an empty pack says nothing to anybody — broadcast at least one message"
-            )
+            raise InvalidArgument("the pack is empty — broadcast at least one message")
         return await self._send(
             dict.fromkeys(self._produced, self.dispatcher.encode(pack.messages))
         )
@@ -247,8 +249,8 @@ class MsgStream:
         subscription: str,
         position: StartPosition = StartPosition.EARLIEST,
     ) -> None:
-        """Consume these channels as well, for one subscription; both are made where they are new,
-        that at `position`.
+        """Add channels to consume, all for one subscription. A new channel is created, and a new
+        subscription begins at `position`.
         """
         async with self._turn:
             self._check_open()
@@ -256,8 +258,8 @@ class MsgStream:
                 position, StartPosition
             ):
                 raise InvalidArgument(
-                    f"{shown(subscription)}, {position!r} — open a stream for each, at a "
-                    "StartPosition"
+                    f"{shown(subscription)}, {position!r} — open a stream for each subscription, "
+                    "at a StartPosition"
                 )
             for name in [each for each in _names(channels) if each not in self._subscriptions]:
                 self._subscriptions[name] = await self._join(name, subscription, position)
@@ -271,8 +273,9 @@ class MsgStream:
             exists = False
             await self._queue.create_topic(channel)
         if not exists:
-            with suppress(AlreadyExists):  # of another stream that begins at this moment
-                # One write: a crash between two would leave it at the earliest.
+            with suppress(AlreadyExists):  # another stream has just created it
+                # One write: a crash between two writes would leave the group at the earliest
+                # message.
                 at = POSITION_MAX if position is StartPosition.LATEST else 0
                 await self._queue.create_consumer_group(channel, subscription, at=at)
         consumer = await self._queue.register_consumer(channel, subscription, ack_timeout_s=None)
@@ -282,17 +285,17 @@ class MsgStream:
 
     @property
     def waiting_for(self) -> Collection[str]:
-        """The channels of which something has to come before there is another pack."""
+        """The channels that the next pack waits for."""
         return self._merge.behind()
 
     async def consume(self, *, timeout: float | None = None) -> MsgPack:
-        """Return the next pack, waiting up to `timeout` seconds; then `DeadlineExceeded` names the
-        channels without one.
+        """Return the next pack, waiting up to `timeout` seconds; then raise `DeadlineExceeded`,
+        naming the channels that it waits for.
 
-        What is there is given however short that is, if the queue has it within `LOOK_S`.
-        Cancelling loses nothing. An error of the queue, or of a message that cannot be read, is
-        raised again and again until it is mended. Raises `Overloaded` when more is held than may be
-        and channels have no tick in common.
+        Even with a shorter timeout, existing messages are returned if the queue delivers them
+        within `LOOK_S`. Cancelling loses nothing. An error of the queue, or of an unreadable
+        message, is raised by every call until it is repaired. Raises `Overloaded` when the buffer
+        is full and the channels have no tick in common.
         """
         loop = asyncio.get_running_loop()
         until = None if timeout is None else loop.time() + timeout
@@ -305,11 +308,11 @@ class MsgStream:
                 raise
             named = brief(", ".join(sorted(self.waiting_for)))
             raise DeadlineExceeded(
-                f"nothing came in time from {named} — see whether producer and ticker run"
+                f"no messages in time from {named} — check that producer and ticker run"
             ) from None
 
     async def chan(self) -> AsyncIterator[MsgPack]:
-        """Yield packs until the stream, or what it consumes from, is closed."""
+        """Yield packs until the stream or its queue is closed."""
         with suppress(OnShutdown):
             while True:
                 yield await self.consume()
@@ -317,15 +320,16 @@ class MsgStream:
     async def seek(
         self, positions: Sequence[MsgPosition], *, include_current: bool = False
     ) -> None:
-        """Go on from these positions, one for a channel at most; other channels stay where they
-        are.
+        """Continue from these positions, at most one for each channel; other channels stay where
+        they are.
 
-        Both kinds of stream take the positions of both: from end positions the packs that follow
-        come once more, exactly as they were. `include_current` begins with the message itself also
-        at a plain stream's position. Raises `InvalidArgument` for what is no position of a channel
-        that is consumed, before any has moved; for a message yet to come, and `Truncated` for one
-        no longer kept, when those named before it have. Cancelled or `Indeterminate`, it has to be
-        repeated before the next `consume`.
+        Both kinds of stream accept the positions of both: after a seek to a pack's end positions
+        the following packs are returned again, exactly as before. With `include_current` a plain
+        stream's position also includes its message. Raises `InvalidArgument`, before any channel
+        has moved, for a position that is not one of a consumed channel. Raises `InvalidArgument`
+        for a message that does not exist yet and `Truncated` for one no longer kept, after the
+        channels named before it have moved. After a cancellation or `Indeterminate`, repeat it
+        before the next `consume`.
         """
         sought = {each.channel for each in positions if _is_place(each)}
         if (
@@ -334,17 +338,17 @@ class MsgStream:
             or not sought <= self._subscriptions.keys()
         ):
             raise InvalidArgument(
-                f"{shown(positions)} — give one position for each channel that as_consumer() was "
-                "given"
+                f"{shown(positions)} — pass at most one position for each channel of as_consumer()"
             )
         async with self._turn:
             self._check_open()
-            await self._acknowledged()  # else it might come behind the new place
+            await self._acknowledged()  # otherwise it might arrive after the seek
             for position in positions:
                 each = self._subscriptions[position.channel]
-                # else it might take what comes behind the new place, and be forgotten
+                # otherwise the read might take messages after the new position, which `forget`
+                # would drop
                 await each.stop_fetching()
-                # cancelled or `Indeterminate`, it may have moved or not
+                # after a cancellation or `Indeterminate` the position is unknown
                 placed = each.placed
                 each.placed = False
                 try:
@@ -358,7 +362,7 @@ class MsgStream:
                 self._merge.seek(position)
 
     async def _seek_queue(self, position: MsgPosition, *, include_current: bool) -> None:
-        # Ids of a queue are dense: behind a message is its id and one, which may be yet to come.
+        # Ids of a queue are dense: the next message has the next id, and may not exist yet.
         message_id = position.message_id + (not (position.inclusive or include_current))
         try:
             await self._queue.seek(position.channel, self._subscription, message_id)
@@ -377,12 +381,12 @@ class MsgStream:
         return await self._queue.get_latest_msg(channel)
 
     async def last_ts(self, channel: str) -> int:
-        """Return the end tick of the last batch of a channel, 0 when none is kept."""
+        """Return the end tick of the last batch of a channel, 0 when no batch is kept."""
         last = await self._queue.get_message(channel, await self._queue.get_latest_msg(channel))
         return self.dispatcher.decode(last.payload, last.properties).end_ts if last else 0
 
     async def _next_pack(self, looked: Callable[[], None]) -> MsgPack:
-        told = False
+        is_logged = False
         while True:
             async with self._turn:
                 self._check_consumer()
@@ -398,12 +402,12 @@ class MsgStream:
                 ]
                 if (acking := self._acknowledge()) is not None:
                     waits.append(acking)
-            idle_after_s = None if told else self._options.idle_after_s
+            idle_after_s = None if is_logged else self._options.idle_after_s
             done, _ = await asyncio.wait(
                 waits, timeout=idle_after_s, return_when=asyncio.FIRST_COMPLETED
             )
             if not done:
-                told = True
+                is_logged = True
                 _log.warning(
                     "stream_waits",
                     channels=sorted(self.waiting_for),
@@ -411,16 +415,15 @@ class MsgStream:
                 )
 
     async def _pack_at_hand(self) -> MsgPack | None:
-        """Return the next pack of what the queue has, None when it has not all of it."""
+        """Return the next pack if the queue already has all of it, else None."""
         while (pack := self._merge.pop()) is None:
             behind = [self._subscriptions[channel] for channel in self._merge.behind()]
-            # the queue gives a group no more than that
+            # the queue delivers no more to a group
             full = max(len(each.merged) for each in behind) >= HELD_MAX
             if full or self._merge.held_bytes > self._options.buffer_bytes_max:
                 raise Overloaded(
                     f"{self._merge.held_bytes} bytes wait for {shown(sorted(self.waiting_for))} — "
-                    "write the same ticks to "
-                    "all channels, and more of them, or raise buffer_bytes_max"
+                    "write the same ticks to all channels, more often, or raise buffer_bytes_max"
                 )
             await _all_of([each.refill() for each in behind if not each.fetched])
             came = [each for each in behind if each.fetched]
@@ -446,7 +449,9 @@ class MsgStream:
         self._merge.push(of.channel, message.message_id, batch)
 
     def _note_handed_on(self) -> None:
-        """The last pack is worked off: everything before its end positions may be acknowledged."""
+        """Mark the last pack as processed: everything before its end positions may be
+        acknowledged.
+        """
         for position in self._last:
             each = self._subscriptions[position.channel]
             behind = position.message_id + (not position.inclusive)
@@ -455,8 +460,8 @@ class MsgStream:
         self._last = ()
 
     def _acknowledge(self) -> asyncio.Task[list[None]] | None:
-        """Begin to acknowledge what was worked off, unless that is under way, or nothing was.
-        Raises what it raised last.
+        """Begin to acknowledge processed messages, unless there are none or an acknowledgement is
+        under way; return the task under way. Raises the error of the last one.
         """
         if self._acking is not None and self._acking.done():
             acking = self._acking
@@ -469,12 +474,12 @@ class MsgStream:
             self._acking = asyncio.ensure_future(
                 _all_of([each.acknowledge() for each in worked_off])
             )
-            self._acking.add_done_callback(mark_heard)  # who consumes next meets it
+            self._acking.add_done_callback(mark_heard)  # the next `consume` raises the error
         return self._acking
 
     async def _acknowledged(self) -> None:
-        """Return when no acknowledgement is under way; what one that failed was for is acknowledged
-        later.
+        """Wait until no acknowledgement is under way. After a failed one its messages are
+        acknowledged later.
         """
         if self._acking is not None:
             await asyncio.wait([self._acking])
@@ -487,10 +492,10 @@ class MsgStream:
     def _check_producer(self, pack: MsgPack, *, enabled: bool) -> None:
         self._check_open()
         if not all(isinstance(each, TsMsg) for each in pack.messages):
-            raise InvalidArgument(f"{shown(pack.messages)} are no messages — give a list of TsMsg")
+            raise InvalidArgument(f"{shown(pack.messages)} are not messages — pass a list of TsMsg")
         if not self._produced:
             raise InvalidArgument(
-                "the stream has no channels to produce to — as_producer() comes first"
+                "the stream has no channels to produce to — call as_producer() first"
             )
         if not enabled:
             raise AccessDenied(
@@ -501,26 +506,26 @@ class MsgStream:
         self._check_open()
         if not self._subscriptions:
             raise InvalidArgument(
-                "the stream has no channels to consume — as_consumer() comes first"
+                "the stream has no channels to consume — call as_consumer() first"
             )
         if lost := [name for name, each in self._subscriptions.items() if not each.placed]:
-            raise InvalidArgument(f"the place in {shown(lost)} is unknown — seek() comes first")
+            raise InvalidArgument(f"the position in {shown(lost)} is unknown — call seek() first")
 
 
 class TtMsgStream(MsgStream):
-    """A stream whose packs are the messages of one time tick, over all channels that it consumes; a
-    `Ticker` writes ticks.
+    """A stream whose packs are the messages of one time tick over all consumed channels. A `Ticker`
+    writes the ticks.
 
-    To go on later exactly where one was, save the `end_positions` of the last pack and `seek` to
-    them: the subscription alone keeps what is not acknowledged, of which messages above the tick
-    may be a part of a batch below.
+    To continue later exactly after a pack, save its `end_positions` and `seek` to them. The
+    subscription alone is not exact: it keeps only whole batches that are not acknowledged, and a
+    batch may hold messages on both sides of the tick.
     """
 
     _merge_kind = TickMerge
 
 
 def _is_place(position: object) -> bool:
-    """Whether it is a position of an id and a tick: a stream would wait for ever for any other."""
+    """Whether a position has a valid id and tick: with any other a stream would wait forever."""
     if not isinstance(position, MsgPosition):
         return False
     if type(position.message_id) is not int or type(position.timestamp) is not int:
@@ -530,12 +535,12 @@ def _is_place(position: object) -> bool:
 
 def _names(channels: Sequence[str]) -> list[str]:
     if isinstance(channels, str) or not all(isinstance(name, str) and name for name in channels):
-        raise InvalidArgument(f"channels={shown(channels)} — give a list of names")
+        raise InvalidArgument(f"channels={shown(channels)} — pass a list of names")
     return list(dict.fromkeys(channels))
 
 
 async def _all_of(calls: Sequence[Awaitable[T]]) -> list[T]:
-    """Return what all calls return; when some fail, raise the first error when all have ended."""
+    """Return the results of all calls. If some fail, raise the first error after all have ended."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     for failed in results:
         if isinstance(failed, BaseException):

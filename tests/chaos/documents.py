@@ -63,13 +63,16 @@ def render(reports: Sequence[GateReport], untried: Sequence[GateReport] = ()) ->
 
 _HEAD = """# Reliability: what was tried, and what was found
 
-Rendered by `python -m tests.chaos.documents` from `docs/reliability.jsonl`, to which every
-`make test-long GATE=... MINUTES=...` of a clean checkout adds a line. Counts are what really ran,
-added up over all kept runs, failures of earlier commits included; tries that could show nothing,
-and the second try of what has to be tried once, are left out. Of runs of an unclean checkout, of
-which nobody can say what they tried, only the failures were kept, and are not in the table.
-"Failed" counts lives that broke a promise of [guarantees.md](guarantees.md); a target that is not
-reached yet says how far it is.
+`python -m tests.chaos.documents` renders this page from `docs/reliability.jsonl`. Every
+`make test-long GATE=... MINUTES=...` of a clean checkout adds a line to that file.
+
+* Counts are tries that really ran, added up over all kept runs, failures of earlier commits
+  included. They leave out tries that could show nothing, and a second try of a place that has to
+  be tried once.
+* "Failed" counts lives that broke a promise of [guarantees.md](guarantees.md).
+* A target that is not reached yet has its share so far.
+* Runs of an unclean checkout are not in the table, because their code is unknown. Only their
+  failures are kept.
 
 | gate | tried | failed | target | reached | runs | minutes | last run |
 |---|---|---|---|---|---|---|---|"""

@@ -35,7 +35,7 @@ FAULTS = (
         number="F1",
         happens="`kill -9`, anywhere",
         promised="acknowledged rows are there once, in order; transactions whole; a producer's "
-        "retry gets the first answer",
+        "retry gets the first result",
         lost="nothing acknowledged",
         gates=("kill", "failpoints"),
         tests=("tests/crash", "tests/test_kill.py", "tests/test_killed_feed.py"),
@@ -52,7 +52,7 @@ FAULTS = (
         number="F3",
         happens="torn or reordered pages behind the last sync",
         promised="found; the tail is dropped and logged, the node starts",
-        lost="what nobody was told of",
+        lost="what was neither acknowledged nor read",
         gates=("power", "simulation"),
         tests=("tests/wal/rocks", "tests/simulation"),
     ),
@@ -67,7 +67,7 @@ FAULTS = (
     Fault(
         number="F5",
         happens="the disk is full on a flush or a file of a cut",
-        promised="no part of the cut is visible, no log is given up; the cut is made once there is "
+        promised="no part of the cut is visible, no log is deleted; the cut is made once there is "
         "room",
         lost="nothing",
         gates=("full",),
@@ -77,7 +77,7 @@ FAULTS = (
         number="F6",
         happens="a write or sync fails",
         promised="no acknowledgement; the log is closed, verified and opened again by itself",
-        lost="nothing; what was being written may be there or not, and its caller is told so",
+        lost="nothing; the write may be there or not, and its call reports that",
         gates=("syscalls", "simulation"),
         tests=(
             "tests/test_failed_write.py",
@@ -132,15 +132,15 @@ FAULTS = (
     Fault(
         number="F12",
         happens="a reader does not read",
-        promised="only it waits; memory stays flat",
+        promised="only this reader waits; memory stays flat",
         lost="nothing; a reader without a name may meet `TRUNCATED`",
         gates=("soak",),
         tests=("tests/test_slow_reader.py", "tests/streamingnode/remote/test_session_abuse.py"),
     ),
     Fault(
         number="F13",
-        happens="a caller is gone inside a transaction",
-        promised="it expires or is rolled back, locks are free, readers are not held",
+        happens="a caller goes away inside a transaction",
+        promised="it expires or is rolled back, its locks are free, readers are not held up",
         lost="the transaction, whole",
         gates=("failpoints", "simulation", "network"),
         tests=(
@@ -247,9 +247,8 @@ FAULTS = (
     Fault(
         number="F24",
         happens="a thousand connections that say nothing, or a byte now and then",
-        promised="each is ended by its deadline, over the bound, in all or of one address, they "
-        "are refused, and others "
-        "are served",
+        promised="each is ended by its deadline; connections over the bound, in all or of one "
+        "address, are refused, and others are served",
         lost="nothing",
         tests=(
             "tests/streamingnode/remote/test_session.py",

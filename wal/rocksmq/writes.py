@@ -115,7 +115,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     makes_room: bool | None
     """Whether it is made on a low disk, too; None when it changes nothing."""
     result: Any = None
-    error: StreamingNodeError | None = None
+    error: Exception | None = None
     """Why the call is refused."""
 
     def settle(self) -> None:
@@ -127,7 +127,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
         else:
             self.done.set_exception(self.error)
 
-    def fail(self, error: StreamingNodeError) -> None:
+    def fail(self, error: Exception) -> None:
         """Fail the call with an error."""
         self.error = error
         self.settle()
@@ -349,7 +349,7 @@ class TopicWriter:
                     self._store.check_admitted(makes_room=bool(makes_room))
                     admitted.add(makes_room)
                 call.result = call.change(draft)
-            except StreamingNodeError as error:
+            except Exception as error:  # noqa: BLE001 - the caller's, as what is no name raises one
                 call.error = error
             calls.append(call)
             size_bytes += call.size_bytes

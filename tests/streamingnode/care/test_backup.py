@@ -249,16 +249,14 @@ def test_the_mount_of_a_disk_is_refused_before_anything_is_copied(
     sample: Sample, tmp_path: Path
 ) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
-    with pytest.raises(
-        InvalidArgument, match="is where a disk is mounted — name a new directory on it"
-    ):
+    with pytest.raises(InvalidArgument, match="is a mount point — name a new directory on it"):
         backup_directory(path, Path("/proc"))
 
 
 def test_what_a_crashed_run_left_is_named_and_not_removed(sample: Sample, tmp_path: Path) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     (tmp_path / "backup.unfinished").mkdir()
-    with pytest.raises(AlreadyExists, match="did not end"):
+    with pytest.raises(AlreadyExists, match="interrupted run"):
         backup_directory(path, tmp_path / "backup")
     assert (tmp_path / "backup.unfinished").is_dir()
 

@@ -291,7 +291,7 @@ def test_owned_node_without_clients_refuses_with_pid_and_four_while_info_answers
                 owner.pid,
                 None,
             )
-            assert "its owner does not tell what it counts" in shown.err
+            assert "no statistics from its owner" in shown.err
             assert run("partition", "create", data, "orders", "eu").code == 4
         finally:
             owner.kill()

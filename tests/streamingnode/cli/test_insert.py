@@ -76,7 +76,8 @@ def test_json_that_is_no_lines_is_answered_with_what_lines_are(data: Path, run: 
             "line 1: " in (refused := run("insert", data, "orders", data.parent / "more.json")).err
         )
         assert (
-            " — a line is one JSON object, with the collection's columns; nothing of" in refused.err
+            " — each line must be one JSON object with the collection's columns; nothing of"
+            in refused.err
         )
 
 
@@ -166,7 +167,7 @@ def test_truncated_parquet_is_refused(data: Path, run: "Run") -> None:
     assert (
         refused.err == f"STORAGE_FAILED: {refused.err.removeprefix('STORAGE_FAILED: ').strip()}\n"
     )
-    assert "cannot be read whole" in refused.err
+    assert "cannot be read completely" in refused.err
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_a_collection_is_created_as_described_and_dropped(place: "Place", run: "
     "text", ["id", "id:", "id:text", "id:int64,", "at:timestamp[us, tz=UTC", "p:decimal(99, 1)", ""]
 )
 def test_what_is_no_column_is_refused_with_what_is(text: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"is no column — give NAME:TYPE"):
+    with pytest.raises(InvalidArgument, match=r"is not a column — give NAME:TYPE"):
         parse_schema(text)
 
 

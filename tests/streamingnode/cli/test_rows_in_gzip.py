@@ -69,7 +69,7 @@ def test_nothing_of_a_damaged_gzip_file_goes_in_and_it_says_why(data: Path, run:
         refused = run("insert", data, "orders", packed)
         told = f"STORAGE_FAILED: the gzip file is damaged: {said}"
         assert refused.err.startswith(told), damage
-        assert refused.err.endswith("; nothing of it is inserted — pack it again\n"), damage
+        assert refused.err.endswith("; nothing of it is inserted — compress it again\n"), damage
         assert _ids(data) == [1, 2, 3], damage
 
 

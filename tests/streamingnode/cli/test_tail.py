@@ -124,7 +124,7 @@ def test_arrow_is_not_printed_to_a_terminal_and_not_as_json(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     refused = run("tail", data, "orders", "-o", "arrow")
     assert (refused.code, refused.out) == (2, "")
-    assert "a terminal shows no Arrow — " in refused.err
+    assert "a terminal cannot show Arrow — " in refused.err
 
 
 def test_a_position_is_what_it_says() -> None:

@@ -54,7 +54,7 @@ def test_a_topic_is_made_listed_shown_and_removed(place: Path, run: "Run") -> No
     there = {"topic": "news", "exists": True, "created": False}
     for options in ((), ("--dry-run",)):
         again = run("topic", "create", place, "news", *options)
-        assert (again.code, again.out) == (0, "topic news was there already\n")
+        assert (again.code, again.out) == (0, "topic news already existed\n")
         assert run("topic", "create", place, "news", *options, "--json").document == there
     assert run("topic", "create", place, "other", "--json").document == there | {
         "topic": "other",

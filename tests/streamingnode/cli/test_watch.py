@@ -124,7 +124,7 @@ def test_check_finds_a_directory_that_nobody_has_open_well_and_a_service_that_is
 ) -> None:
     checked = run("check", data, "--disk-free", "1:0")
     assert (checked.code, checked.out.partition(":")[0]) == (0, "OK")
-    assert "owner nobody, so this check opened it" in checked.out
+    assert "owner none, so this check opened the node" in checked.out
     down = run("check", f"unix:{data}/node.sock", "--disk-free", "1:0")
     assert (down.code, down.out.partition(":")[0]) == (2, "CRITICAL")
 

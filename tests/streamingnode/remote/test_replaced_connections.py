@@ -20,8 +20,9 @@ from tests.streamingnode.remote.proxy import Way, until
 from tests.streamingnode.remote.raw import frame_bytes, hello, raw_client
 from tests.streamingnode.remote.session_cases import INSERTS
 from tests.streamingnode.remote.test_auth import TOKENS, listening, token_file
-from wal.errors import OnShutdown
+from wal.errors import InvalidArgument, OnShutdown
 from wal.frames import PREFACE, FrameKind
+from wal.wire_types import WireError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -116,6 +117,48 @@ async def test_a_change_that_is_under_way_goes_on_and_is_answered_over_the_newer
             assert (reply.number, bytes(reply.payload)) == (7, b"done")
             newer.call(7, name, [])
     assert began == [name], "it is made once"
+
+
+@pytest.mark.parametrize("ends", ["done", "refused"])
+async def test_a_change_that_ends_before_the_welcome_is_answered_after_it(
+    served: Served, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = list[str]()
+    may_change = asyncio.Event()
+    may_read = asyncio.Event()
+
+    async def held(_session: Session, _number: int, called: str, _payload: bytes) -> Reply:
+        began.append(called)
+        if called == "delete_producer":
+            await may_change.wait()
+            error = None if ends == "done" else WireError.of(InvalidArgument("not this one"))
+            return Reply(error=error)
+        while not may_read.is_set():
+            with suppress(asyncio.CancelledError):
+                await may_read.wait()
+        return Reply()
+
+    monkeypatch.setattr(Session, "_run", held)
+    async with raw_client(served.port) as older, raw_client(served.port) as newer:
+        await older.greet(client_id=CLIENT_ID)
+        older.call(7, "delete_producer", [])
+        older.call(8, "statistics", [])
+        await until(lambda: len(began) == 2)
+        before = served.server.clients[CLIENT_ID]
+        newer.send(PREFACE + hello(CLIENT_ID))
+        await until(lambda: served.server.clients[CLIENT_ID] is not before)
+        changes = served.server.changes.clients[CLIENT_ID]
+        may_change.set()
+        await until(lambda: not changes.under_way)
+        may_read.set()
+        came = [await newer.frame(), await newer.frame()]
+        assert [frame and frame.kind for frame in came] == [FrameKind.WELCOME, FrameKind.CATALOG]
+        newer.call(7, "delete_producer", [])
+        reply = await newer.frame()
+        assert reply is not None
+        kind = FrameKind.REPLY if ends == "done" else FrameKind.ERROR
+        assert (reply.kind, reply.number) == (kind, 7)
+    assert began == ["delete_producer", "statistics"], "it is made once"
 
 
 async def test_a_client_whose_call_of_before_does_not_end_is_refused_and_asks_again(

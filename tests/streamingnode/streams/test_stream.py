@@ -481,11 +481,11 @@ async def test_a_tick_that_cannot_be_is_refused_and_nothing_is_produced(
                 message.begin_ts = ticks[0]
                 message.end_ts = ticks[1]
                 for produce in (producer.produce, producer.broadcast):
-                    with pytest.raises(InvalidArgument, match="a message cannot be"):
+                    with pytest.raises(InvalidArgument, match=r"a message (has invalid|is invalid)"):
                         await produce(MsgPack([message]))
         message.set_ts(5, 4)
         with pytest.raises(
-            InvalidArgument, match=r"from 5 to 4: .* begin_ts is not above end_ts — "
+            InvalidArgument, match=r"ticks 5 to 4: .* begin_ts is at most end_ts — "
         ):
             await producer.produce(MsgPack([message]))
         assert await producer.get_latest_msg_id("a") == -1

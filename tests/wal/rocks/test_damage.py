@@ -237,7 +237,7 @@ async def test_a_newer_format_is_refused(node: Path) -> None:
 async def test_a_directory_with_a_log_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "server.txt").write_text("mine")
-    with pytest.raises(UnsupportedFormat, match="no node"):
+    with pytest.raises(UnsupportedFormat, match="not a node's"):
         await open_rocks_store(tmp_path)
     assert (tmp_path / "log" / "server.txt").read_text() == "mine"
 

@@ -4,6 +4,7 @@ waiting.
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,24 @@ async def test_calls_of_one_write_see_each_other_in_their_order(tmp_path: Path) 
         assert (info.begin_id > produced[-1] + 1, info.groups) == (True, {})
     async with opened(tmp_path / "node") as mq:
         assert await mq.get_latest_msg("t") == -1
+
+
+async def test_a_call_with_what_is_no_name_raises_and_the_calls_beside_it_are_made(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path / "node") as mq:
+        await mq.create_topic("t")
+        no_name: Any = ["t"]
+        async with asyncio.timeout(20):
+            outcomes = await asyncio.gather(
+                mq.produce("t", [b"0"]),
+                mq.produce(no_name, [b"1"]),
+                mq.ack("t", no_name, [1]),
+                mq.produce("t", [b"2"]),
+                return_exceptions=True,
+            )
+        assert [type(outcome) for outcome in outcomes] == [range, TypeError, TypeError, range]
+        await mq.produce("t", [b"3"])
 
 
 async def test_a_group_that_is_made_and_moved_in_one_write_begins_there(tmp_path: Path) -> None:
