@@ -194,8 +194,8 @@ class Packer:
         pack.sending.go_on()
 
     def _ended(self, pack: Pack, others: set[Pack], error: BaseException | None) -> None:
-        """Settle the remaining groups of a pack after an error, and schedule the writes that waited
-        for its end.
+        """Settle the remaining groups of a failed pack, and schedule writes that waited for its
+        end.
         """
         others.discard(pack)
         pack.sending = None

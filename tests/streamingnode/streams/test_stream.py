@@ -481,7 +481,9 @@ async def test_a_tick_that_cannot_be_is_refused_and_nothing_is_produced(
                 message.begin_ts = ticks[0]
                 message.end_ts = ticks[1]
                 for produce in (producer.produce, producer.broadcast):
-                    with pytest.raises(InvalidArgument, match=r"a message (has invalid|is invalid)"):
+                    with pytest.raises(
+                        InvalidArgument, match=r"a message (has invalid|is invalid)"
+                    ):
                         await produce(MsgPack([message]))
         message.set_ts(5, 4)
         with pytest.raises(
