@@ -1,8 +1,8 @@
-"""The WAL of one pchannel, for as long as its node is open: the append from end to end, and the
-terms of its log.
+"""The WAL of one pchannel while its node is open: the append from end to end, and the terms of its
+log.
 
-Around the log stands the chain of a term, which the WAL is given: it knows neither interceptors nor
-scanners. The states are those of `wal.lifecycle`; `keep` moves them.
+The WAL gets the chain of each term from outside and depends on neither interceptors nor scanners.
+`wal.lifecycle` defines the states; `keep` drives them.
 """
 
 import asyncio
@@ -48,58 +48,57 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalLimits:
-    """Bounds of one append; a larger insert is split by whoever builds groups."""
+    """Limits of one append; the code that builds groups splits larger inserts."""
 
     group_bytes_max: int = 4 << 20
-    """Rows of a group, payloads and overhead: what is copied, checksummed and written in one
+    """The size of a group's rows with overhead, which is copied, checksummed and written in one
     piece.
     """
     group_messages_max: int = MESSAGES_PER_ENTRY_MAX
 
 
 CONTROL_BYTES_MAX = 64 << 20
-"""Of messages that are no rows, which nobody can split: a schema goes to each shard. It holds the
-event loop for 0.3 s.
+"""Limit for a group of messages without rows, which cannot be split: a schema goes to each shard. A
+group of this size blocks the event loop for 0.3 s.
 """
 PENDING_BYTES_MAX = 64 << 20
-"""What rows that wait to be packed, or are on their way, may hold, unless the node says
-otherwise.
-"""
+"""The default limit for the memory of rows that wait to be packed or are on their way."""
 
 
 class Term(Protocol):
-    """What a log has in one term only: the chain, and what appends by itself. Made when the term's
-    first tick is durable.
+    """The parts of a log that live for one term: the chain and the background appends. It is
+    created when the term's first tick is durable.
     """
 
     @property
     def append(self) -> AppendPack:
-        """Append a pack whose term is stamped, through the chain."""
+        """The chain's append, for a pack with its term stamped."""
 
     async def ready(self) -> None:
-        """Return once appends may pass."""
+        """Wait until appends may pass."""
 
     async def work(self, append: Append, failed: Callable[[], Awaitable[None]]) -> None:
-        """Append in the background until `failed` returns. Raises what a worker raises."""
+        """Append in the background until `failed` returns. Raises the error of a worker."""
 
     async def close(self) -> None:
-        """Send waiting appends away; new ones are refused already, and those on their way end by
+        """Refuse waiting appends. New appends are already refused, and running ones end by
         themselves. Idempotent.
         """
 
     def end(self) -> None:
-        """Let nobody wait for a tick of this term, nor give one out: its last append has ended.
+        """End all waits for ticks of this term and allocate none: its last append has ended.
         Idempotent.
         """
 
 
 OpenTerm = Callable[[LogEntry, AppendPack], Awaitable[Term]]
-"""Rebuild state from the log up to the first tick of the term, given as its entry, and build the
-chain around the log end. Leaves nothing open when it raises."""
+"""Rebuilds state from the log up to the entry of the term's first tick, and builds the chain around
+the log end. Leaves nothing open when it raises.
+"""
 
 
 class Wal:
-    """One pchannel's log over all its terms; `open` comes first. All methods are called on the
+    """The log of one pchannel over all its terms; call `open` first. All methods are called on the
     event loop.
     """
 
@@ -116,12 +115,12 @@ class Wal:
         observer: AppendObserver | None = None,
         explain: Callable[[StreamingNodeError], None] = lambda _: None,
     ) -> None:
-        """Take `ticks` above all that an earlier term gave out, and what raises a better error than
-        a caller would get.
+        """`ticks` are above all ticks of earlier terms; `explain` raises a better error than the
+        one it gets, if there is one.
         """
         self.state = LogState.RECOVERING
         self.term = store.term
-        """Number of the present term, or of the last one."""
+        """The number of the current term, or of the last one."""
         self._store = store
         self._log = log
         self._ticks = ticks
@@ -133,21 +132,21 @@ class Wal:
         self._explain = explain
         self._term: Term
         self.in_flight: set[Pack] = set()
-        """The appends that have begun in this term and not ended, those without a listener too."""
+        """The running appends of this term, including those without a caller."""
         self.packer = Packer(self._append_pack, memory or Budget(PENDING_BYTES_MAX))
         self._doubtful: list[Pack] = []
-        """The packs of the term that ended whose writes failed: the next term finds out which of
-        them the log has.
+        """The packs of the ended term whose writes failed; the next term finds out which of them
+        are in the log.
         """
         self._drained = asyncio.Event()
         self._back: asyncio.Future[None] | None = None
-        """What everybody waits for while the log is lost; it fails when the log will not come
-        back.
+        """Completes when a lost log is back, fails when it will not come back; None while the log
+        is not lost.
         """
         self._final_error: Exception | None = None
         self._full: StorageFull | None = None
-        """Why the log is not back: then nobody waits for it, because waiting does not free
-        space.
+        """The reason why the log is not back, if it is a full disk. Calls then do not wait, because
+        waiting does not free space.
         """
         self._kept: asyncio.Future[None] | None = None
         self._scope = Scope()
@@ -155,16 +154,16 @@ class Wal:
         self._last_error = ""
 
     async def open(self) -> None:
-        """Open the store's term; then `keep` is for the owner to run.
+        """Open the store's term; afterwards the owner runs `keep`.
 
-        Raises what recovery and the log raise; nothing is left open then.
+        Raises the errors of recovery and the log, and then leaves nothing open.
         """
         await self._open_term()
         self._become(LogState.OPEN)
 
     @property
     def status(self) -> LogStatus:
-        """Where the log stands."""
+        """The current status of the log."""
         return LogStatus(
             pchannel=self._log.name,
             state=self.state.value,
@@ -176,8 +175,8 @@ class Wal:
         )
 
     def asked_ms(self, txn_id: int) -> int | None:
-        """Return since when somebody waits for an append of a transaction, None when nobody
-        does.
+        """Return when the waiting append of a transaction was requested, in ms of a steady clock;
+        None when no append waits.
         """
         for pack in self.packer.messages:
             if pack.messages[0].txn_id == txn_id and not pack.groups[0].cancelled:
@@ -187,23 +186,23 @@ class Wal:
     # --- the append, from end to end --------------------------------------------------------------
 
     def append(self, group: AppendGroup) -> Awaitable[AppendResult]:
-        """Append a group, atomically and once; to be awaited at once, done when the log has
-        acknowledged it.
+        """Append a group atomically and exactly once; await it at once. Returns when the log has
+        acknowledged the group.
 
-        Rows go with those of others that wait; messages are an entry of their own. When the write
-        fails, the outcome is open until the log is reopened: then the group is in the log, or it
-        is appended as if it came only now. Cancelling before the group is queued means that it
-        never happened; after that its outcome is decided without the caller. Raises
-        `InvalidArgument` or `TooLarge` for a group that does not fit, `LogReopening`, `StorageFull`
-        or `OnShutdown` when the log does not take it, `Indeterminate` when the log does not come
-        back in time, and what interceptors refuse.
+        Rows share an entry with other waiting rows; messages get their own entry. When the write
+        fails, the outcome is unknown until the log is reopened: then the group is either in the
+        log, or it is appended like a new one. A group that is cancelled before it is queued never
+        happens; after that its outcome is decided without the caller. Raises `InvalidArgument` or
+        `TooLarge` for a group that does not fit, `LogReopening`, `StorageFull` or `OnShutdown` when
+        the log does not take it, `Indeterminate` when the log does not come back in time, and the
+        errors of interceptors.
         """
         self._check_size(group)
         return self.packer.append(group)
 
     def append_once(self, group: AppendGroup) -> Awaitable[AppendResult]:
-        """Append messages as `append` does, but leave an open outcome to the caller, who finds out
-        otherwise.
+        """Append messages like `append`, but raise `Indeterminate` at once for an unknown outcome,
+        which the caller resolves itself.
         """
         self._check_size(group)
         return self.packer.append(group, self._try)
@@ -229,8 +228,8 @@ class Wal:
             raise TooLarge(f"{size_bytes} bytes in one append group, {bytes_max} fit — {step}")
 
     async def _append_pack(self, pack: Pack) -> None:
-        """Append a pack; every group of it is settled then, or has left to come again. Raises as
-        `append` does.
+        """Append a pack. On return each of its groups is settled or has left to be appended again.
+        Raises the errors of `append`.
         """
         try:
             while True:
@@ -245,23 +244,25 @@ class Wal:
             raise
 
     async def _is_in_log(self, pack: Pack, doubt: Indeterminate) -> bool:
-        """Return whether the log has a pack of which that was in doubt, once the log is back.
+        """Wait until the log is back and return whether it has a pack in doubt.
 
-        Raises the doubt when the log does not come back in `reopen.wait_s` seconds, or not at all.
+        Raises `doubt` when the log does not come back within `reopen.wait_s` seconds.
         """
         if not self._store.taking_writes:
             self._lose()
         if self._back is not None:
             await asyncio.wait((self._back,), timeout=self._reopening.wait_s)
         if pack.ticket is None and pack.wal_term < self.term:
-            return False  # it waited for another try of its write, which the new term knows of
+            # it waited for another attempt of its write; the new term's window has the outcome of
+            # that
+            return False
         if pack.is_in_log is None:
             raise doubt
         return pack.is_in_log
 
     async def _try(self, pack: Pack) -> None:
         while True:
-            if self.state is not LogState.OPEN:  # does the log take this pack? Now, later, or never
+            if self.state is not LogState.OPEN:  # the log takes this pack now, later or never
                 await self._wait_open()
             term = self._term
             status = "error"
@@ -277,9 +278,9 @@ class Wal:
                 status = "cancel"
                 raise
             except StreamingNodeError:
-                # Without a place in the log it never happened: it goes on in the next term as if it
-                # came only then. That the term ends is noticed whatever became of the pack: who
-                # comes next is to wait from here on.
+                # A pack without a place in the log had no effect, so append it in the next term
+                # like a new one. Call `_ends` first in any case: it notices a failed write, and
+                # later appends must wait from here on.
                 if (
                     not self._ends(term)
                     or pack.begun
@@ -298,15 +299,15 @@ class Wal:
         if not self.in_flight:
             self._drained.set()
 
-    # --- who waits for a log that failed ----------------------------------------------------------
+    # --- waiting for a failed log -----------------------------------------------------------------
 
     async def in_term(self, call: Callable[[], Awaitable[T]], *, settled: bool = False) -> T:
-        """Return what `call` returns, called again in the next term when it failed because the one
-        it ran in ended.
+        """Return the result of `call`. It is called again in the next term when it failed because
+        its term ended.
 
-        With `settled` it is called again when it succeeded, too: so what a failed write left open
-        is known in the end. Raises as `wait_back` does, and what a call raises otherwise;
-        `Indeterminate` when a call may have had its effect and no later one could.
+        With `settled` it is also called again when it succeeded in a term that ended, so that the
+        outcome of a failed write is known in the end. Raises the errors of `wait_back` and of
+        `call`; `Indeterminate` when one call may have taken effect and no later call could run.
         """
         doubt: Indeterminate | None = None
         while True:
@@ -325,15 +326,15 @@ class Wal:
                     raise doubt from error
 
     async def wait_back(self) -> None:
-        """Return once the log is back after a failed write, at once while it is there.
+        """Wait until the log is back after a failed write; returns at once when it is not lost.
 
-        Raises `LogReopening` when that takes longer than `reopen.wait_s`, `StorageFull` while it
-        has no room to come back, and what makes that impossible.
+        Raises `LogReopening` when that takes longer than `reopen.wait_s`, `StorageFull` while a
+        full disk prevents it, and the final error when the log will not come back.
         """
         while self._back is not None:
             if self._full is not None and not self._back.done():
                 raise self._full.with_traceback(None)
-            # `keep` brings it back
+            # `keep` reopens the log; without it waiting is useless
             back = self._back
             wait_s = self._reopening.wait_s if self._kept else 0
             done, _ = await asyncio.wait((back,), timeout=wait_s)
@@ -345,19 +346,19 @@ class Wal:
             back.result()
 
     async def _wait_open(self) -> None:
-        """Return once the log takes packs. Raises when that is later than anybody waits for, or
-        never.
+        """Wait until the log takes packs. Raises the errors of `wait_back`, and `OnShutdown` when
+        it takes none any more.
         """
         await self.wait_back()
         if self.state is not LogState.OPEN:
             raise OnShutdown(f"log {self._log.name} is {self.state.value} — open the node again")
 
     def _ends(self, term: Term) -> bool:
-        """Notice a failed write, if there was one, and return whether a call of `term` may hope for
-        another one.
+        """Notice a failed write, if any, and return whether `term` has ended, so that a call may be
+        retried in the next one.
 
-        Here and not only in `keep`, which hears of it later: nobody may try again and again without
-        a pause.
+        Checked here, not only in `keep`, which notices it later: a caller must not retry in a busy
+        loop.
         """
         if not self._store.taking_writes:
             self._lose()
@@ -367,27 +368,27 @@ class Wal:
         if self.state is LogState.OPEN:
             self._become(LogState.ENDING)
             self._back = asyncio.get_running_loop().create_future()
-            # a write that fails while the node closes keeps nobody
+            # a write that fails while the node closes makes no caller wait
             if self._final_error is not None:
-                self._give_up(self._final_error)
+                self._fail_waiting(self._final_error)
 
-    def _give_up(self, error: Exception) -> None:
+    def _fail_waiting(self, error: Exception) -> None:
         self._final_error = error
         if self._back is not None and not self._back.done():
             self._back.set_exception(error)
-            self._back.exception()  # counts as heard: there may be nobody waiting
+            self._back.exception()  # marks it as retrieved: no caller may be waiting
 
     def _become(self, state: LogState) -> None:
-        if self.state is not LogState.CLOSED:  # whatever is still under way then ends by itself
+        if self.state is not LogState.CLOSED:  # after the close, running steps end by themselves
             assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
             self.state = state
 
-    # --- the term and the next --------------------------------------------------------------------
+    # --- changing the term ------------------------------------------------------------------------
 
     async def keep(self) -> None:
-        """Run the workers of each term, and open the next one when a write failed, until `close`.
+        """Run the workers of each term, and open the next term after a failed write, until `close`.
 
-        Raises what makes that impossible: damage, another owner, or a bug of a worker.
+        Raises the final error when that is impossible: damage, another owner, or a bug of a worker.
         """
         self._kept = asyncio.get_running_loop().create_future()
         try:
@@ -397,7 +398,7 @@ class Wal:
                     await self._change_term()
         except Exception as error:
             self._become(LogState.FAILED)
-            self._give_up(error)
+            self._fail_waiting(error)
             raise
         finally:
             self._kept.set_result(None)
@@ -454,10 +455,10 @@ class Wal:
             self._become(LogState.REOPENING)
 
     async def _open_term(self) -> None:
-        """Open the store's term: its first tick, then state rebuilt from the log, then the chain
-        built on that.
+        """Open the store's term: append its first tick, rebuild state from the log, then build the
+        chain.
         """
-        # durable first: so every earlier owner's entries are below it
+        # The first tick must be durable first, so that all entries of earlier owners are below it.
         first_tick = await self._append_first_tick()
         failpoint("recovery.first_tick_durable")
         await self._resolve_doubts()
@@ -479,28 +480,28 @@ class Wal:
         pack = Pack([AppendGroup([tick])])
         last_confirmed: int | None = None
         if log.next_position > log.first_position:
-            # At or before the begin of every transaction that the last term left open: the last
-            # entry's own last-confirmed position, because what was open then begins at or after it,
-            # and nothing came later.
+            # Use the last-confirmed position of the last entry. It is at or before the begin of
+            # every transaction that the last term left open: these begin at or after it, and no
+            # entry came later.
             last = (await log.read(log.next_position - 1, bytes_max=1))[0]
             last_confirmed = max(last.last_confirmed_position, log.first_position)
         await log.admit(pack.size_bytes, makes_room=True)
         pack.stamp_wal_term(self._store.term)
         pack.stamp(self._ticks.allocate(), last_confirmed)
         await self._end(pack)
-        assert pack.ticket is not None, "the log's end sets it"
+        assert pack.ticket is not None, "the log end sets the ticket"
         await pack.ticket.durable
-        assert pack.entry is not None, "it has its place"
+        assert pack.entry is not None, "an appended pack has its entry"
         return pack.entry
 
     async def _resolve_doubts(self) -> None:
-        """Find out which packs of the ended term the log has: ticks are never given out twice.
+        """Find out which packs of the ended term are in the log, by their ticks, which are unique.
 
-        Now, because nothing that is in doubt is truncated before the first cut of the new term.
+        This happens now, because the log is not truncated before the first cut of the new term.
         """
         for pack in self._doubtful:
             ticket = pack.ticket
-            assert ticket is not None, "what has no place is not in doubt"
+            assert ticket is not None, "a pack without a place is not in doubt"
             pack.is_in_log = False
             if ticket.first_position < self._log.next_position:
                 found = (await self._log.read(ticket.first_position, bytes_max=1))[0]
@@ -509,20 +510,20 @@ class Wal:
     # --- the end ----------------------------------------------------------------------------------
 
     def stop_waiting(self) -> None:
-        """Send everybody away who waits for the log to come back: the node is closing."""
-        self._give_up(
+        """Fail all calls that wait for the log to come back: the node is closing."""
+        self._fail_waiting(
             OnShutdown(
                 f"the node closed while a call waited for log {self._log.name} — open it again"
             )
         )
 
     async def drain(self) -> None:
-        """Return once every write of rows that came before has ended."""
+        """Wait until every earlier write of rows has ended."""
         await self.packer.drain()
 
     async def close(self) -> None:
-        """Take no more appends, send those away that wait, and return when none is left;
-        idempotent.
+        """Take no more appends, refuse the waiting ones, and return when all running ones have
+        ended; idempotent.
         """
         self._become(LogState.CLOSED)
         self.stop_waiting()

@@ -1,4 +1,4 @@
-"""What goes into a log: groups, the packs they go in, and what becomes of them. No I/O."""
+"""Appends: groups, the packs that carry them into a log, and their results. No I/O."""
 
 import asyncio
 import time
@@ -21,11 +21,11 @@ from wal.runtime import Running
 
 
 class AppendTicket(msgspec.Struct, frozen=True):
-    """A pack that has its place in the log.
+    """The place of a pack in the log.
 
-    `written` is done when the store's durability mode says that the append is acknowledged, and
-    `durable` when it is synced, never later than an acknowledgement that promises it. Both fail
-    with `Indeterminate` when the write failed. Nobody cancels them.
+    `written` completes when the append is acknowledged under the store's durability mode, `durable`
+    when it is synced; in a mode that promises durability, `durable` completes no later than
+    `written`. Both fail with `Indeterminate` when the write failed. They must not be cancelled.
     """
 
     first_position: int
@@ -34,21 +34,21 @@ class AppendTicket(msgspec.Struct, frozen=True):
 
 
 class WriteResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What became of an insert, upsert, delete, transaction or other group of messages that is in
-    the log.
+    """The result of an insert, upsert, delete, transaction or other group of messages in the log.
 
-    Everything in it is at `time_tick`. `row_offsets` maps each vchannel to the first row offset and
-    the number of rows inserted there; `message_ids` are the log positions of its `count` messages,
-    of the log's `kind`, ascending; `txn_id` is 0 outside a transaction. `durable` says whether it
-    was synced when it was acknowledged; with `durability="os"` that follows within the sync
-    interval.
+    The whole write is at `time_tick`. `row_offsets` maps each vchannel to the first row offset and
+    the number of rows inserted there. `message_ids` are the log positions of its `count` messages,
+    of the log's `kind`, ascending. `txn_id` is 0 outside a transaction. `durable` tells whether the
+    write was synced when it was acknowledged; with `durability="os"` the sync follows within the
+    sync interval.
 
-    A write over the size of one append group was split into several, each atomic by itself, and
-    `groups` has a result for each; `time_tick` is then the last one's, and the rows of a vchannel
-    lie close together only within a group. A write of no rows did nothing: its tick is one that
-    everything acknowledged before the call is at or below. One that is `spooled` is on the disk of
-    its client and will be in the log: its tick, ids and offsets raise `InvalidArgument`. It holds
-    no cycles and is left out of garbage collection: a busy node makes a hundred thousand a second.
+    A write over the size of one append group is split into several groups, each atomic by itself.
+    Then `groups` has a result for each, `time_tick` is that of the last one, and the row offsets of
+    a vchannel are consecutive only within a group. A write of no rows does nothing: everything
+    acknowledged before the call is at or below its tick. A `spooled` write is on the disk of its
+    client and will be in the log later: its tick, ids and offsets raise `InvalidArgument`. The
+    class is excluded from garbage collection, as it has no reference cycles and a busy node makes a
+    hundred thousand results a second.
     """
 
     kind: type[MessageId]
@@ -64,7 +64,7 @@ class WriteResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def last_confirmed(self) -> MessageId:
-        """Where a reader of the group resumes."""
+        """The position where a reader of the group resumes."""
         return self.kind(self.last_confirmed_position)
 
     @property
@@ -81,16 +81,16 @@ class WriteResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SpooledResult(WriteResult, frozen=True, array_like=True, gc=False):
-    """What became of a write that the outbox of its client has, and the log does not have yet."""
+    """The result of a write that is in the outbox of its client and not in the log yet."""
 
     def __repr__(self) -> str:
         return "WriteResult(spooled=True)"
 
     def __getattribute__(self, name: str) -> Any:
-        """Raises `InvalidArgument` for what only a write in the log has."""
+        """Raises `InvalidArgument` for attributes that only a write in the log has."""
         if (what := _OF_THE_LOG.get(name)) is not None:
             raise InvalidArgument(
-                f"a write that is spooled has no {what} yet — await consistent_tick(): it waits "
+                f"a spooled write has no {what} yet — await consistent_tick(): it waits "
                 "until the write is in the log, and its tick is not below the write's"
             )
         return object.__getattribute__(self, name)
@@ -107,16 +107,16 @@ _OF_THE_LOG = {
     "txn_id": "transaction id",
     "row_offsets": "row offsets",
 }
-"""Attributes of a `WriteResult` that a spooled one does not have, and what they are."""
+"""The attributes that a spooled result does not have, with their names in errors."""
 
 AppendResult = WriteResult
-"""What it is on the way through the log."""
+"""The name of `WriteResult` inside the log."""
 
 
 def results_of(
     entry: LogEntry, row_offsets: Sequence[Mapping[str, tuple[int, int]]], *, durable: bool = True
 ) -> list[AppendResult]:
-    """Return what each group of an entry has come to; `row_offsets` are theirs."""
+    """Return the result of each group of an entry; `row_offsets` has those of each group."""
     rows = entry.rows
     last_confirmed = entry.last_confirmed_position
     if rows is None:
@@ -150,27 +150,26 @@ def results_of(
 
 
 class Waiter(Protocol):
-    """Who is told what became of a write: a future, or what passes it on to another process."""
+    """Receives the outcome of a write: a future, or an object that sends it to another process."""
 
     def done(self) -> bool:
-        """Whether it was told, or nobody listens any more."""
+        """Whether it has an outcome or is cancelled."""
 
     def set_result(self, result: AppendResult, /) -> None:
-        """Tell what became of it."""
+        """Complete it with the result."""
 
     def set_exception(self, error: Exception, /) -> None:
-        """Tell why it did not take place, or may not have."""
+        """Complete it with an error: the write did not take place, or may not have."""
 
 
 class AppendGroup(msgspec.Struct, eq=False):
-    """One write, on one pchannel: at one tick and in the log as a whole, or not at all.
+    """One write on one pchannel: it is in the log completely and at one tick, or not at all.
 
-    It is messages, or rows: `pieces` that go with those of others, as a transaction where
-    `is_transaction`. `producer` says which write of a named producer this is, with sequence 0 for
-    its next one, whichever that will be. The producer has ended all of its writes with sequences
-    below `settled`, where that is not 0. `pack` is what the group goes with; `outcome` is what its
-    appender gets, who may wait in `waiter`. `other_try` is a group of the same write that came
-    before, for whose outcome it waits.
+    It is either `messages`, or rows: `pieces` that share a pack with other groups, as a transaction
+    if `is_transaction`. `producer` is the stamp of a producer's write, with sequence 0 for its next
+    one. If `settled` is not 0, all writes of the producer with lower sequences have ended. `pack`
+    carries the group; `outcome` is its result or error, which is passed to `waiter`. `other_try` is
+    an earlier group of the same write whose outcome this group waits for.
     """
 
     messages: Sequence[MutableMessage] = ()
@@ -184,20 +183,20 @@ class AppendGroup(msgspec.Struct, eq=False):
     waiter: Waiter | None = None
     other_try: "AppendGroup | None" = None
     memory: Budget | None = None
-    """What holds its bytes while it waits and is on its way."""
+    """The budget that holds its bytes while it waits and is on its way."""
     doubt: Indeterminate | None = None
-    """What a try of the same write ended with that this one had joined: a refusal that does not
-    answer for that one leaves the outcome open.
+    """The error of another attempt of the same write that this group had joined. A later refusal
+    that does not decide the earlier attempt leaves the outcome unknown.
     """
     waits_until_s: float = 0.0
-    """When an append that has to come again gives up, by the loop's clock; 0 before it first has
-    to.
+    """The deadline of an append that must be repeated, by the loop's clock; 0 before the first
+    repetition.
     """
 
     @property
     def begun(self) -> bool:
-        """Whether the write has, or may have, its place in the log: in its pack, or by the group
-        that stands for it.
+        """Whether the write has, or may have, a place in the log, through its pack or through
+        `other_try`.
         """
         if self.pack is not None and self.pack.begun:
             return True
@@ -205,21 +204,21 @@ class AppendGroup(msgspec.Struct, eq=False):
 
     @property
     def is_joined(self) -> bool:
-        """Whether a group that stands for it has begun."""
+        """Whether `other_try` has begun."""
         return self.other_try is not None and self.other_try.begun
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody wants it any more."""
+        """Whether its caller has left."""
         return self.waiter is not None and self.waiter.done()
 
     @property
     def size_bytes(self) -> int:
-        """The messages' sizes added up."""
+        """The size of its rows, or the sum of the sizes of its messages, in bytes."""
         return self.rows_bytes or sum(message.size_bytes for message in self.messages)
 
     def settle(self, outcome: "AppendResult | Exception") -> None:
-        """Tell the appender what became of the group; the first outcome stands."""
+        """Complete the group with an outcome; the first one stands."""
         self.release()
         if (
             self.doubt is not None
@@ -231,7 +230,8 @@ class AppendGroup(msgspec.Struct, eq=False):
             self.outcome = outcome
         waiter = None if self.waiter is None or self.waiter.done() else self.waiter
         if isinstance(outcome, AppendResult):
-            # nobody asks any more, and what refers to itself would wait for garbage collection
+            # Break the reference cycle, which would wait for garbage collection: the pack is not
+            # needed any more.
             self.pack = None
             if waiter is not None:
                 waiter.set_result(outcome)
@@ -239,7 +239,7 @@ class AppendGroup(msgspec.Struct, eq=False):
             waiter.set_exception(outcome)
 
     def release(self) -> None:
-        """Give back the memory it holds."""
+        """Release the memory that the group holds."""
         memory = self.memory
         self.memory = None
         if memory is not None:
@@ -249,13 +249,13 @@ class AppendGroup(msgspec.Struct, eq=False):
         """Return the outcome, or raise it."""
         if isinstance(self.outcome, Exception):
             raise self.outcome
-        assert self.outcome is not None, "it has ended"
+        assert self.outcome is not None, "the group is settled"
         return self.outcome
 
 
 def in_doubt(doubt: Indeterminate, error: StreamingNodeError) -> Indeterminate:
-    """Return the doubt about a write whose next try was refused by one that does not know of the
-    first.
+    """Return `doubt`, with `error` as its cause: the refusal of a later attempt that does not
+    decide the first one.
     """
     if error is not doubt:
         doubt.__cause__ = error
@@ -264,50 +264,50 @@ def in_doubt(doubt: Indeterminate, error: StreamingNodeError) -> Indeterminate:
 
 class Pack(msgspec.Struct, eq=False):
     """Groups that go into the log as one entry: rows of any number of groups, or the messages of
-    one.
+    one group.
 
-    The chain settles single groups, or lets them leave and come again (`come_again`); what is left
-    when the pack gets its `ticket` is in the entry.
+    The chain may settle single groups, or remove them to be appended again (`come_again`). The
+    groups that remain when the pack gets its `ticket` are in the entry.
     """
 
     groups: list[AppendGroup]
     come_again: "Callable[[AppendGroup], None] | None" = None
     check: "Callable[[Pack], None] | None" = None
-    """Lets those groups leave that `draw` could not give a sequence; called before anything is
+    """Removes the groups that `draw` could not give a sequence; called before anything is
     stamped.
     """
     draw: "Callable[[Pack], None] | None" = None
-    """Gives its groups the next sequences of their producers, where they have none yet."""
+    """Assigns the next sequences of their producers to the groups without one."""
     wal_term: int = 0
     time_tick: int = 0
-    """Of the last group; the others have those before it."""
+    """The tick of the last group; the other groups have the ticks before it."""
     last_confirmed: int | None = None
-    """Where readers of the entry resume; None for the entry itself."""
+    """The position where readers of the entry resume; None for the entry itself."""
     message_count: int = 0
-    """How many messages the entry has."""
+    """The number of messages in the entry."""
     message_counts: Sequence[int] = ()
     batches: Sequence[RowBatch] = ()
     row_offsets: Sequence[Mapping[str, tuple[int, int]]] = ()
-    """Of each group."""
+    """The row offsets of each group."""
     entry: LogEntry | None = None
-    """What it is in the log, frozen: its messages may be used again."""
+    """The immutable entry in the log; the pack's own messages may be stamped again."""
     ticket: AppendTicket | None = None
     sent: bool = False
-    """Whether it is on its way to the node of another process, which may have it in its log."""
+    """Whether it is on its way to a node in another process, whose log may have it."""
     refused: int = 0
-    """How many groups left it with an error."""
+    """The number of groups that left it with an error."""
     messages: Sequence[MutableMessage] = ()
-    """Those of its only group; none for rows."""
+    """The messages of its only group; empty for rows."""
     first_type: MessageType | None = None
-    """The type of the first message, in `DML` that of them all; None for rows."""
+    """The type of the first message; if it is in `DML`, the type of all messages. None for rows."""
     unstamped: Sequence[tuple[Header, int]] = ()
-    """The headers and transaction ids that they came with."""
+    """The original headers and transaction ids of the messages."""
     asked_ms: int = 0
-    """Of messages: since when somebody waits for them, in ms of a steady clock."""
+    """When the append of messages was requested, in ms of a steady clock."""
     sending: Running | None = None
-    """What has it on its way."""
+    """The coroutine that sends it."""
     is_in_log: bool | None = None
-    """Whether the log has it although its write failed, as the next term found out; None for
+    """Whether the log has it although its write failed; the next term sets this, None is
     unknown.
     """
 
@@ -327,20 +327,20 @@ class Pack(msgspec.Struct, eq=False):
 
     @property
     def begun(self) -> bool:
-        """Whether it has, or may have, its place in a log by this try."""
+        """Whether this attempt has, or may have, a place in a log."""
         return self.sent or self.ticket is not None
 
     @property
     def has_failed(self) -> bool:
-        """Whether its write failed, so that the log may have it or not."""
+        """Whether its write failed, which leaves open whether the log has it."""
         ticket = self.ticket
         if ticket is None or not ticket.durable.done():
             return False
         return ticket.durable.exception() is not None
 
     def come_anew(self) -> None:
-        """Be as it first came, because the log does not have it: in the next term it has a new
-        place. Sequences that were given to its groups are theirs and stay.
+        """Reset the pack, because the log does not have it: it gets a new place in the next term.
+        Its groups keep the sequences that they were assigned.
         """
         self.ticket = None
         self.entry = None
@@ -355,14 +355,14 @@ class Pack(msgspec.Struct, eq=False):
 
     @property
     def size_bytes(self) -> int:
-        """The groups' sizes added up."""
+        """The sum of the sizes of the groups, in bytes."""
         return sum([group.rows_bytes for group in self.groups]) or sum(
             [each.size_bytes for each in self.messages]
         )
 
     def leave(self, group: AppendGroup, outcome: "AppendResult | Exception | None" = None) -> None:
-        """Take out a group, settled or to come again, before the pack has its place."""
-        assert self.ticket is None, "what has its place in the log stays"
+        """Remove a group before the pack has its place; an outcome settles it."""
+        assert self.ticket is None, "a pack with a place in the log keeps its groups"
         self.groups.remove(group)
         group.pack = None
         if outcome is not None:
@@ -370,8 +370,8 @@ class Pack(msgspec.Struct, eq=False):
             group.settle(outcome)
 
     def drop_cancelled(self) -> None:
-        """Leave out the groups that nobody wants any more."""
-        # `cancelled`, without a call for each.
+        """Remove the groups whose callers have left."""
+        # Inlines `cancelled`, to save a call for each group.
         for group in [
             each for each in self.groups if (waiter := each.waiter) is not None and waiter.done()
         ]:
@@ -379,8 +379,8 @@ class Pack(msgspec.Struct, eq=False):
             self.leave(group)
 
     def stamp(self, time_tick: int, last_confirmed: int | None) -> None:
-        """Give the groups their ticks, the last one of them `time_tick`, and all of them the
-        position to resume at.
+        """Stamp the groups with consecutive ticks that end at `time_tick`, and with the position to
+        resume at.
         """
         self.time_tick = time_tick
         self.last_confirmed = last_confirmed
@@ -389,17 +389,17 @@ class Pack(msgspec.Struct, eq=False):
 
     @property
     def first_tick(self) -> int:
-        """The tick of the first group; each of the others has the next one."""
+        """The tick of the first group; the ticks of the groups are consecutive."""
         return self.time_tick - len(self.groups) + 1
 
     def take_rows(self, laid_out: LaidOut) -> None:
-        """Have the rows of the groups as they are laid out."""
+        """Set the laid-out rows of the groups."""
         self.message_counts, self.batches, self.row_offsets = laid_out
         self.message_count = sum(laid_out.counts)
 
     def stamp_wal_term(self, term: int) -> None:
-        """Give the pack the term of the WAL that writes it; one that never had its place may come
-        again in a later one.
+        """Stamp the term of the WAL that writes the pack. A pack that got no place may be stamped
+        again in a later term.
         """
         assert self.wal_term <= term, f"term {self.wal_term} is already stamped"
         self.wal_term = term
@@ -407,7 +407,7 @@ class Pack(msgspec.Struct, eq=False):
             message.with_wal_term(term)
 
     def encode(self, wal_name: str, *, first_position: int, previous_crc32c: int) -> bytes:
-        """Return the bytes of the `entry` that it is at a position."""
+        """Set `entry` for this position and return its bytes."""
         last_confirmed = first_position if self.last_confirmed is None else self.last_confirmed
         logged = self.messages or self._alone()
         self.entry = LogEntry(
@@ -435,14 +435,14 @@ class Pack(msgspec.Struct, eq=False):
                 ]
             ),
             rows=None if logged else self._packed(wal_name, first_position, last_confirmed),
-            # Rows of several writes have the stamps of these beside it.
+            # Packed rows carry the stamps of their writes themselves.
             producer=self.groups[0].producer if logged else None,
         )
         return encode_entry(self.entry, previous_crc32c=previous_crc32c)
 
     def _alone(self) -> Sequence[MutableMessage]:
-        """Return the message that rows are which went alone, of one kind to one shard: without
-        boundaries to look at; nothing for others.
+        """Return the rows as a plain message if they are one message: one write of one kind to one
+        shard. Readers then need no boundaries. Return nothing for other rows.
         """
         if self.message_count > 1:
             return ()
@@ -454,7 +454,7 @@ class Pack(msgspec.Struct, eq=False):
     def _packed(self, wal_name: str, first_position: int, last_confirmed: int) -> PackedRows:
         groups = self.groups
         counts = self.message_counts
-        assert len(counts) == len(groups), "rows are laid out before they come to the log"
+        assert len(counts) == len(groups), "rows are laid out before they reach the log"
         producers = tuple([group.producer for group in groups])
         return PackedRows(
             wal_name=wal_name,
@@ -471,20 +471,20 @@ class Pack(msgspec.Struct, eq=False):
         )
 
     def results(self) -> list[AppendResult]:
-        """Return what the appenders are told once the log has acknowledged the pack."""
+        """Return the results of the groups after the log has acknowledged the pack."""
         assert self.ticket is not None, "the pack has its place"
-        assert self.entry is not None, "with its place"
+        assert self.entry is not None, "a pack with a place has its entry"
         return results_of(self.entry, self.row_offsets, durable=self.ticket.durable.done())
 
     def settle(self) -> None:
-        """Tell the appenders that the log has acknowledged the pack."""
+        """Settle all groups: the log has acknowledged the pack."""
         memory = self.groups[0].memory
         freed_bytes = 0
         for group, result in zip(self.groups, self.results(), strict=True):
             if group.memory is not memory or group.outcome is not None:
                 group.settle(result)
                 continue
-            group.outcome = result  # from here on as that does, in fewer steps
+            group.outcome = result  # the same effect as `AppendGroup.settle`, in fewer steps
             group.pack = group.memory = None
             freed_bytes += group.rows_bytes
             if group.waiter is not None and not group.waiter.done():
@@ -493,11 +493,10 @@ class Pack(msgspec.Struct, eq=False):
             memory.give_back(freed_bytes)
 
     def require_tick_above(self, last_tick: int) -> None:
-        """Raise `InvalidArgument` unless the first tick is above that of the entry before it; every
-        log asks first.
+        """Raise `InvalidArgument` unless the first tick is above that of the previous entry; every
+        log checks this first.
 
-        A log whose order is not that of its ticks cannot be read any more: readers release by tick
-        and resume by position.
+        A log must be in tick order to be readable: readers release by tick and resume by position.
         """
         tick = self.first_tick
         if tick <= last_tick:
@@ -508,21 +507,23 @@ class Pack(msgspec.Struct, eq=False):
 
 
 Append = Callable[[AppendGroup], Awaitable[AppendResult]]
-"""Append a group. Once the log has said yes, nothing on the way back turns it into an error."""
+"""Appends a group. After the log has acknowledged it, no later step turns the result into an
+error.
+"""
 AppendPack = Callable[[Pack], Coroutine[object, None, None]]
-"""Append a pack: settle each of its groups, or let it leave; what it raises is of all groups that
-are left.
+"""Appends a pack: settles or removes each of its groups. An error that it raises applies to all
+remaining groups.
 """
 
 
 class AppendObserver(Protocol):
-    """Where measurements of the append path go; must be cheap and must not raise."""
+    """Receives measurements of the append path; methods must be cheap and must not raise."""
 
     def interceptor_timed(
         self, name: str, before_s: float, after_s: float, *, failed_before: bool
     ) -> None:
-        """An interceptor took `before_s` seconds until it called the next, and `after_s` after that
-        returned.
+        """An interceptor took `before_s` seconds before it called the next one, and `after_s`
+        seconds after that returned.
         """
 
     def append_ended(self, pack: Pack, seconds: float, status: str) -> None:

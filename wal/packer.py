@@ -1,11 +1,11 @@
-"""Sends what is to go into a log: rows of many writes in one pack, whose cost is then paid once for
-all of them, and messages in an entry of their own.
+"""Sends appends into a log: the rows of many writes share a pack and its fixed cost; messages get
+their own entry.
 
-A write that comes alone is sent at once, in its caller's turn of the event loop. Those that come
-while others are on their way wait in one queue until these have ended, or until they are many, and
-go together. Each caller waits for one future. What is on its way belongs to the packer: a caller
-that is cancelled marks its write, and ends the way of a pack without a place in the log that nobody
-else waits for.
+A write that arrives alone is sent at once, in its caller's turn of the event loop. Writes that
+arrive while others are on their way wait in one queue and go together, once the others have ended
+or enough writes wait. Each caller waits for one future. The packer owns the packs on their way: a
+cancelled caller marks its write, and cancels a pack that has no place in the log and no other
+caller.
 """
 
 import asyncio
@@ -19,30 +19,36 @@ from wal.queue import Budget
 from wal.runtime import Running, event_log
 
 PACKS_IN_FLIGHT_MAX = 4
-"""With as many on their way, writes wait and are put together meanwhile."""
+"""While this many packs are on their way, writes wait and are collected."""
 PACK_BYTES_MAX = 1 << 20
-"""As writes count; larger packs hold the log's writer. A larger write goes alone."""
+"""The limit of a pack, by the sizes of its writes: larger packs block the log's writer. A larger
+write goes alone.
+"""
 PACK_GROUPS_MAX = 512
-"""About 2 ms of the event loop, which is held from their ticks to the log's queue."""
+"""The writes of a pack: they block the event loop for about 2 ms, from their ticks to the log's
+queue.
+"""
 JOINED_MIN = 64
-"""So many writes of connections do not wait for a pack that is on its way."""
+"""This many waiting writes of connections are sent without waiting for a pack that is on its
+way.
+"""
 ALONE_BYTES_MIN = 64 << 10
-"""A write of so many bytes does not wait for others."""
+"""A write of at least this size does not wait for others."""
 
 _log = event_log(__name__)
 
 
 Send = Callable[[Pack], Coroutine[object, None, None]]
-"""Sends a pack: settles each of its groups, or lets it leave; what it raises is of all groups that
-are left. It waits for futures only: no scope or timeout of a task holds it.
+"""Sends a pack: settles or removes each of its groups. An error that it raises applies to all
+remaining groups. It may await only futures: scopes and timeouts of tasks do not apply.
 """
 
 
 class Packer:
-    """The writes of one log that wait or are on their way; lives on the event loop.
+    """The waiting and running writes of one log; lives on the event loop.
 
-    What waits, or is on its way, counts in `memory`. While a pack is on its way, fewer than
-    `company` writes wait for its end.
+    Waiting and running rows count against `memory`. While a pack is on its way, fewer than
+    `company` waiting writes stay queued until it ends.
     """
 
     def __init__(
@@ -54,7 +60,7 @@ class Packer:
         company: int = 1,
     ) -> None:
         self.messages: set[Pack] = set()
-        """On their way, as `rows` are; any number of them."""
+        """Packs of messages on their way, without a limit."""
         self._rows: set[Pack] = set()
         self._send = send
         self._memory = memory
@@ -63,17 +69,18 @@ class Packer:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[AppendGroup] = deque()
         self._step: asyncio.Handle | None = None
-        """What sends the next pack in the next turn of the event loop."""
+        """The scheduled call that sends the next pack in the next turn of the event loop."""
         self._together = False
-        """Whether the last pack was several writes: then one that comes alone may have company in
-        this turn of the loop.
+        """Whether the last pack had several writes: then a write waits for others that may arrive
+        in the same turn of the loop.
         """
 
     async def append(self, group: AppendGroup, send: Send | None = None) -> AppendResult:
-        """Append a group, messages by `send`, and return what becomes of it.
+        """Append a group and return its result; `send` replaces the default for messages.
 
-        Cancelled before the log has it, it never happens; after that its outcome is decided without
-        the caller. Raises `TooLarge` for rows that never fit the memory, and what `send` raises.
+        A group that is cancelled before the log has it never happens; after that its outcome is
+        decided without the caller. Raises `TooLarge` for rows that can never fit the memory, and
+        the errors of `send`.
         """
         waiter: asyncio.Future[AppendResult] = self._loop.create_future()
         if group.messages:
@@ -96,12 +103,12 @@ class Packer:
             raise
 
     def try_join(self, groups: Sequence[AppendGroup]) -> bool:
-        """Have groups that have a `waiter` wait for the next pack; return False when there is no
-        room in memory for all.
+        """Queue groups that have a `waiter` for the next pack; return False when they do not all
+        fit in memory.
 
-        Few of them wait for a pack that is in the log's queue, which the disk alone keeps: over
-        connections writes come a handful at a time, and what a pack costs once is as much as ten
-        writes.
+        Fewer than `JOINED_MIN` writes wait while a pack is in the log's queue, which only the disk
+        delays: over connections writes arrive a few at a time, and the fixed cost of a pack equals
+        ten writes.
         """
         size_bytes = sum([group.rows_bytes for group in groups])
         if not self._memory.has_room(size_bytes):
@@ -117,29 +124,29 @@ class Packer:
         return True
 
     async def join(self, group: AppendGroup) -> None:
-        """Have a group that has a `waiter` wait for the next pack, once there is room in memory."""
+        """Queue a group that has a `waiter` for the next pack, once it fits in memory."""
         await self._memory.take(group.rows_bytes)
         group.memory = self._memory
         self._waiting.append(group)
         self._wake()
 
     def come_again(self, group: AppendGroup) -> None:
-        """Put back a group that left its pack, in front of all that wait."""
+        """Put a group that left its pack back at the head of the queue."""
         self._waiting.appendleft(group)
         self._wake()
 
     async def drain(self) -> None:
-        """Return once every write of rows that came before has ended."""
-        # Each holds its bytes until then, those that come again too.
+        """Wait until every earlier write of rows has ended."""
+        # Each write holds its bytes until it ends, even one that is appended again.
         await self._memory.wait(self._memory.bytes_max)
 
     def _wake(self) -> None:
-        """Have what waits sent in the next turn of the event loop, if it may go."""
+        """Schedule a pack for the next turn of the event loop, if one may be sent."""
         if self._step is None and self._may_go():
             self._step = self._loop.call_soon(self._send_next)
 
     def _send_next(self) -> None:
-        """Send one pack of what waits, if it may still go."""
+        """Send one pack of waiting writes, if it may still be sent."""
         self._step = None
         if not self._may_go():
             return
@@ -147,11 +154,11 @@ class Packer:
             self._together = len(groups) > 1
             pack = Pack(groups, come_again=self.come_again)
             self._start(pack, self._rows, self._send)
-        if self._waiting:  # more than one pack holds
+        if self._waiting:  # more writes than one pack holds
             self._wake()
 
     def _may_go(self) -> bool:
-        """Whether what waits makes a pack while so many others are on their way."""
+        """Whether the waiting writes may be sent now, given the packs on their way."""
         waiting = self._waiting
         if not waiting or len(self._rows) >= self._in_flight_max:
             return False
@@ -162,8 +169,8 @@ class Packer:
         )
 
     def _take(self) -> list[AppendGroup]:
-        """Return the groups of the next pack, oldest first, without those whose callers are
-        gone.
+        """Return the groups of the next pack, oldest first, without those whose callers have
+        left.
         """
         taken: list[AppendGroup] = []
         size_bytes = 0
@@ -173,7 +180,7 @@ class Packer:
             if taken and size_bytes > PACK_BYTES_MAX:
                 break
             group = waiting.popleft()
-            # `cancelled`, without a call for each
+            # inlines `cancelled`, to save a call for each group
             if (waiter := group.waiter) is not None and waiter.done():
                 group.release()
             else:
@@ -181,13 +188,15 @@ class Packer:
         return taken
 
     def _start(self, pack: Pack, others: set[Pack], send: Send) -> None:
-        """Send a pack, as far as it comes in this turn of the event loop."""
+        """Start sending a pack; it runs as far as it can in this turn of the event loop."""
         others.add(pack)
         pack.sending = Running(send(pack), partial(self._ended, pack, others))
         pack.sending.go_on()
 
     def _ended(self, pack: Pack, others: set[Pack], error: BaseException | None) -> None:
-        """Settle what is left of a pack, and send what waited for its end."""
+        """Settle the remaining groups of a failed pack, and schedule writes that waited for its
+        end.
+        """
         others.discard(pack)
         pack.sending = None
         if error is not None:
@@ -197,9 +206,9 @@ class Packer:
 
 
 def _mark_cancelled(group: AppendGroup) -> None:
-    """End the way of a pack without a place in the log whose callers are all gone.
+    """Cancel a pack that has no place in the log when all of its callers have left.
 
-    A group that waits is left out when the next pack is taken.
+    A waiting group is skipped when the next pack is formed.
     """
     pack = group.pack
     if pack is None or pack.sending is None or pack.ticket is not None:
@@ -209,7 +218,7 @@ def _mark_cancelled(group: AppendGroup) -> None:
 
 
 def _settle_failed(pack: Pack, error: BaseException) -> None:
-    """Give the groups of a pack that have not left it the error that ended its way."""
+    """Settle the remaining groups of a pack with the error that ended it."""
     for group in list(pack.groups):
         if group.pack is not pack or group.outcome is not None:
             continue

@@ -1,6 +1,4 @@
-"""The server's side of connections: the clients of a node, their rights, their calls and streams,
-and how each connection ends.
-"""
+"""The server's side of connections: clients of a node, their rights, calls, streams and end."""
 
 import asyncio
 import ssl
@@ -58,7 +56,7 @@ HELLO_S_MAX = 10.0
 ROOM_S_MAX = 5.0
 """How long a connection waits for memory before the server ends the connection that holds most."""
 SETTLE_S_MAX = 5.0
-"""How long a reconnecting client waits for the calls of its previous connection; then it is
+"""How long a new connection waits for the calls of the client's previous one; then it is
 refused.
 """
 LOOK_PAUSE_S = 0.02
@@ -113,9 +111,7 @@ class Session:
         self._changes: ClientChanges
         self._hello: Hello
         self.ended: asyncio.Task[None] | None = None
-        """Set once the connection is lost; done when no call of it can have an effect any more,
-        except its changes.
-        """
+        """Set once the connection is lost; done when its calls, except changes, have all ended."""
         self._before: asyncio.Task[None] | None = None
         """The `ended` task of the connection that this one replaces."""
         self._calls: dict[int, asyncio.Task[None]] = {}
@@ -134,8 +130,7 @@ class Session:
         sessions.add(self)  # only now: a failed TLS handshake makes no connection
         self._server.share_out(self)
         peer = self.connection.peer("peername")
-        # the node's own socket has no address
-        self.host = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.host = str(peer[0]) if isinstance(peer, tuple) else ""  # a Unix socket has none
         of_host = sum(session.host == self.host for session in sessions) if self.host else 0
         self._is_one_too_many = (
             len(sessions) > connections_max or of_host * ADDRESS_SHARE > connections_max
@@ -260,8 +255,7 @@ class Session:
         limit_s = HELLO_S_MAX if self.rights is None else SILENT_S_MAX
         since = self.began_at if self.rights is None else self.connection.received_at
         if self.connection.share.is_waiting:
-            # a sign of life: pings are not read while the connection waits for memory
-            self.connection.send(FrameKind.PONG)
+            self.connection.send(FrameKind.PONG)  # a sign of life, as no ping is read meanwhile
         elif self._loop.time() - since > limit_s:
             raise ProtocolError(f"received nothing for {limit_s:g} s")
         if self.rights is not None:
@@ -356,9 +350,7 @@ class Session:
         task.add_done_callback(lambda _: share.hold_call(-size_bytes))
 
     async def _answer_once(self, number: int, make: Callable[[], Awaitable[Reply]]) -> None:
-        """Make a call and send its reply over this connection; the reply is dropped when the
-        connection is lost.
-        """
+        """Make a call and send its reply; a lost connection drops it."""
         reply = await make()
         with suppress(StreamingNodeError):
             await self._reply(number, reply)
@@ -587,8 +579,8 @@ class Server:
     def connected(
         self, authenticate: Authenticate = lambda hello, _: Rights(hello.name[:128] or "local")
     ) -> Connection:
-        """Return the protocol of a new connection. The default grants all rights, for clients that
-        may open the node's directory anyway.
+        """Return a new connection; by default with all rights, for local clients of the
+        directory.
         """
         return Session(self, authenticate).connection
 
@@ -606,12 +598,10 @@ class Server:
         """Send clients each change of the collections. Polls the catalog: a reader would slow down
         every append.
         """
-        announced: object = None
+        sent: object = None
         while True:
-            if announced != (
-                now := (self.shared.backend.catalog, self.shared.backend.catalog.version)
-            ):
-                announced = now
+            if sent != (now := (self.shared.backend.catalog, self.shared.backend.catalog.version)):
+                sent = now
                 for session in [each for each in self.sessions if each.connection.has_agreed]:
                     self.shared.work(session.send_catalog())
             await asyncio.sleep(LOOK_PAUSE_S)
@@ -622,9 +612,7 @@ class Server:
             self.look()
 
     def look(self) -> None:
-        """End connections that are silent or whose token has expired. Free memory when a connection
-        has waited too long for it.
-        """
+        """End silent connections and those with an expired token; free memory after a long wait."""
         for session in list(self.sessions):
             try:
                 session.check_alive()
@@ -636,9 +624,7 @@ class Server:
             self._make_room()
 
     def _make_room(self) -> None:
-        """End the connection that holds most, unless writes hold most of the memory: they end by
-        themselves.
-        """
+        """End the connection that holds most; not if most is writes, which end by themselves."""
         refusable = {each: each.connection.share.refusable_bytes for each in self.sessions}
         if 2 * sum(refusable.values()) < self.room.bytes_max:
             return
