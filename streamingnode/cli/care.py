@@ -96,9 +96,9 @@ def verify(output: Output, *, place: Place, tables: Path | None, pace: float | N
     verdict = (
         "all is as it was written" if not damage else f"{format_count(damage, 'place')} damaged"
     )
-    told = {"verdict": report.worst or "sound", "bytes": report.bytes, "checked": report.counts}
+    document = {"verdict": report.worst or "sound", "bytes": report.bytes, "checked": report.counts}
     warnings = format_count(len(report.findings) - damage, "warning")
-    output.result(f"{verdict}, {warnings}", told | {"findings": report.findings})
+    output.result(f"{verdict}, {warnings}", document | {"findings": report.findings})
     return {None: EXIT_OK, Severity.WARNING: EXIT_FAILED, Severity.DAMAGE: Corrupt.exit_code}[
         report.worst
     ]

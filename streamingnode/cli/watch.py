@@ -360,8 +360,8 @@ def check(
     verdict = {None: "ok", Severity.WARNING: "warning", Severity.DAMAGE: "critical"}[report.worst]
     # the worst first
     found = sorted(report.findings, key=lambda finding: finding not in report.damages)
-    told = [f"{each.place}: {each.detail} — {each.next_step}" for each in found]
-    text = "; ".join(told or [f"{name} {text}" for name, text in facts.items()])
+    named = [f"{each.place}: {each.detail} — {each.next_step}" for each in found]
+    text = "; ".join(named or [f"{name} {text}" for name, text in facts.items()])
     document = {"verdict": verdict, "facts": facts, "findings": report.findings}
     output.result(f"{verdict.upper()}: {text}", document)
     return {"ok": 0, "warning": 1, "critical": 2}[verdict]

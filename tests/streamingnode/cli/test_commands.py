@@ -349,7 +349,7 @@ def test_doctor_fails_for_a_damaged_manifest(data: Path, run: "Run") -> None:
         ("holiday.jpg", "'holiday.jpg' and no node"),
         ("backup.json", "is a backup"),
         ("segments", "'segments' and no node"),
-        ("log", "is no node's"),
+        ("log", "is not a node's"),
     ],
 )
 def test_doctor_says_why_a_directory_takes_no_node(
