@@ -204,7 +204,7 @@ def test_path_that_is_no_text_is_in_a_document_too(
     place = tmp_path / "a\udcff"
     place.mkdir()
     assert main(["doctor", str(place), "--json"]) == 0
-    assert f"{place} holds none yet" in json.loads(capsys.readouterr().out)["facts"]["node"]
+    assert f"{place} holds no node yet" in json.loads(capsys.readouterr().out)["facts"]["node"]
 
 
 @pytest.mark.parametrize(
