@@ -71,8 +71,7 @@ FREE_BYTES_COMFORT = 4 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """The limits of `judge`: seconds, and free
-    bytes.
+    """The limits of `judge`: seconds, and free bytes.
 
     Cuts come every 10 s by default; a transaction ends by itself after 10 minutes; retention always
     keeps a day.
