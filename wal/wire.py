@@ -85,8 +85,8 @@ class WireClient:
         """Return the node's reply to a call, as a value of the type `reply`.
 
         docs/protocol.md lists the calls. Raises the error that the node replies with,
-        `DeadlineExceeded` after `timeout` seconds, and `Indeterminate` when the connection is lost
-        before the reply: then the call may have taken effect.
+        `DeadlineExceeded` after `timeout` seconds, and `Indeterminate` when the connection is lost,
+        or ended by the node, before the reply: then the call may have taken effect.
         """
         if not self._is_open:
             raise OnShutdown(f"the connection to {self.address} is closed — connect again")
@@ -115,9 +115,14 @@ class WireClient:
                 "check whether it took effect, or allow more time"
             )
         if frame.kind == FrameKind.ERROR:
-            if not frame.number:
+            refusal = frame.value(WireError).error()
+            if not frame.number:  # of the connection: it says nothing of the call
                 self.close()
-            raise frame.value(WireError).error()
+                raise Indeterminate(
+                    f"{self.address} ended the connection before the answer to {name}: "
+                    f"{refusal.happened} — connect again, and look whether the call took effect"
+                ) from refusal
+            raise refusal
         return decode(frame.payload, reply)
 
     def close(self) -> None:

@@ -75,9 +75,9 @@ class ClientChanges:
 
     def detach(self, answer: Answer, now: float) -> None:
         """Keep replies until the client has another connection, unless it has one already."""
-        if self._answer == answer:
+        if self._answer is None or self._answer == answer:
             self._answer = None
-            self.left_at = now
+            self.left_at = now if self.left_at is None else self.left_at
 
     def answer_again(self, number: int) -> bool:
         """Return whether a number belongs to an earlier change. Its reply is sent now, or when the

@@ -220,8 +220,7 @@ class Session:
     def _welcome(self, version: int) -> None:
         node = self._backend
         settings = {each.key: each.value for each in node.config.origins()}
-        # Only now: a reply before the welcome is taken for the answer to the hello. One that is
-        # ready earlier is sent when the client asks for its number again.
+        # Only now: before the welcome a client takes a reply for the answer to its hello.
         assert self.rights is not None, "it has said who it is"
         self._changes = self._server.changes.of(self._hello.client_id, self.rights)
         self._changes.attach(self._reply)

@@ -210,6 +210,20 @@ def test_a_connection_that_is_lost_leaves_the_outcome_of_its_call_open() -> None
             client.call("flush", timeout=10)
 
 
+def test_a_node_that_ends_the_connection_leaves_the_outcome_of_its_call_open() -> None:
+    def end(it: Peer) -> None:
+        it.welcome()
+        it.next()
+        it.say(FrameKind.ERROR, 0, WireError.of(Overloaded("others wait — send less at a time")))
+
+    with peer(end) as place, WireClient(place) as client:
+        with pytest.raises(Indeterminate, match="others wait — connect again") as caught:
+            client.call("flush", timeout=10)
+        assert isinstance(caught.value.__cause__, Overloaded)
+        with pytest.raises(OnShutdown):
+            client.call("flush", timeout=10)
+
+
 def test_a_damaged_frame_ends_the_connection() -> None:
     def damage(it: Peer) -> None:
         it.welcome()

@@ -204,14 +204,10 @@ class RocksMQ(MessageQueue):
                 elif state.first_open <= found.end_id:
                     self._wake(topic, group, 1)  # the next consumer takes the rest
                 self._reader.read_ahead(found, ids[-1])
-                counted = self._count(found, group, state, ids)
-                counts = state.deliveries.of(ids)
-                messages = [] if counted else self._reader.recent(found, ids)
-                if len(messages) < len(ids):
-                    messages = await self._fetch(found, group, lease, ids, counted)
-                if messages:  # else retention overtook the group, or the consumer was closed
+                messages = await self._taken(found, group, state, lease, ids)
+                if messages:  # else retention overtook the group, or others took them
                     found.delivered += len(messages)
-                    return _with_counts(messages, counts) if counts else messages
+                    return messages
                 continue
             left_s = until - monotonic()
             if not left_s > 0:  # also for NaN, which timers do not take
@@ -221,6 +217,24 @@ class RocksMQ(MessageQueue):
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._signals[topic, group].wait(closed)
+
+    async def _taken(
+        self, found: Topic, group: str, state: Group, lease: Lease, ids: Sequence[int]
+    ) -> list[ConsumerMessage]:
+        """Return the messages that a delivery holds, each with how often it was delivered.
+
+        It leaves out those that were acknowledged, moved past by a seek or given to others while
+        they were read.
+        """
+        counted = self._count(found, group, state, ids)
+        counts = state.deliveries.of(ids)
+        messages = [] if counted else self._reader.recent(found, ids)
+        has_waited = len(messages) < len(ids)
+        if has_waited:
+            messages = await self._fetch(found, group, lease, ids, counted)
+        if counts:
+            messages = _with_counts(messages, counts)
+        return self._still_held(found.name, group, lease, messages) if has_waited else messages
 
     async def _fetch(
         self,
@@ -259,6 +273,17 @@ class RocksMQ(MessageQueue):
         finally:
             self._give_back(found.name, group, ids[len(messages) :], lease, undelivered=True)
         return messages
+
+    def _still_held(
+        self, topic: str, group: str, lease: Lease, messages: list[ConsumerMessage]
+    ) -> list[ConsumerMessage]:
+        """Return those of some messages that are held under a lease, in the group of now."""
+        found = self._writer.topics.get(topic)
+        state = None if found is None else found.groups.get(group)
+        if state is None:
+            return []
+        held = state.held
+        return [each for each in messages if held.get(each.message_id) is lease]
 
     async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:
         await self._writer.begin(lambda draft: draft.find(topic, group).acknowledge(group, ids))

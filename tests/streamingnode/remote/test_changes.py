@@ -80,6 +80,14 @@ async def test_an_older_connection_that_ends_leaves_the_newer_one_attached() -> 
     assert newer.got == [(1, Reply(b"done"))]
 
 
+async def test_a_client_whose_connection_ends_before_its_welcome_has_left() -> None:
+    client = Client()
+    unheard = ClientChanges(RIGHTS, asyncio.get_running_loop().create_task)
+    unheard.detach(client.answer, now=5.0)
+    unheard.detach(client.answer, now=6.0)
+    assert unheard.left_at == 5.0
+
+
 async def test_replies_that_the_client_has_are_forgotten() -> None:
     client = Client()
     for number in (1, 2, 3):

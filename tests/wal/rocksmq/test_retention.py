@@ -196,7 +196,7 @@ async def test_what_retention_takes_between_two_reads_of_a_delivery_is_left_out(
             return found
 
         monkeypatch.setattr(log, "read", read_and_retain)
-        assert [message.payload[:1] for message in await mq.consume("t", "g", 9)] == [b"1"]
+        assert await mq.consume("t", "g", 9) == [], "the seek is past what was read before it"
         assert await mq.consume("t", "g", 9) == []
 
 

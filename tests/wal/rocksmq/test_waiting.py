@@ -13,7 +13,10 @@ import pytest
 from tests.wal.rocksmq.queues import Clock, opened, opened_in_memory
 from wal.errors import OnShutdown
 from wal.rocksmq.group import HELD_MAX, Group
+from wal.rocksmq.messages import EntryCache
 from wal.rocksmq.queue import RocksMQ
+from wal.rocksmq.reading import TopicReader
+from wal.rocksmq.topic import Topic
 
 pytestmark = pytest.mark.anyio
 
@@ -39,6 +42,42 @@ async def test_what_a_closed_consumer_held_comes_to_one_who_waits(mq: RocksMQ) -
     assert [message.message_id for message in await waiting] == [ids[1]]
     with pytest.raises(OnShutdown, match="consumer"):
         await consumer.consume(1)
+
+
+@pytest.mark.parametrize("moved_by", ["ack", "seek"])
+async def test_what_was_done_with_while_another_read_it_does_not_come_to_that_one(
+    tmp_path: Path, moved_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    may_read = asyncio.Event()
+    read = TopicReader.read
+    reading = 0
+
+    async def held(reader: TopicReader, topic: Topic, first_id: int) -> bool:
+        nonlocal reading
+        reading += 1
+        await may_read.wait()
+        return await read(reader, topic, first_id)
+
+    monkeypatch.setattr(TopicReader, "read", held)
+    async with opened(tmp_path / "node", clock) as mq:
+        await mq.create_topic("t")
+        await mq.create_consumer_group("t", "g")
+        ids = await mq.produce("t", [b"0", b"1", b"2"])
+        first = await mq.register_consumer("t", "g", ack_timeout_s=1)
+        second = await mq.register_consumer("t", "g", ack_timeout_s=60)
+        assert len(await first.consume(3)) == 3
+        clock.ms += 2_000
+        monkeypatch.setattr(mq._reader, "_cache", EntryCache())
+        late = asyncio.ensure_future(second.consume(3))
+        while not reading:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        if moved_by == "ack":
+            await first.ack([ids[0], ids[1]])
+        else:
+            await mq.seek("t", "g", ids[2])
+        may_read.set()
+        assert [message.message_id for message in await late] == [ids[2]]
 
 
 async def test_closing_a_consumer_ends_its_wait_and_what_is_produced_then_comes_to_others(
