@@ -224,9 +224,9 @@ class Session:
     def _welcome(self, version: int) -> None:
         node = self._backend
         settings = {each.key: each.value for each in node.config.origins()}
-        # Only now: a reply before the welcome is taken for the answer to the hello. One that is
-        # ready earlier is sent when the client asks for its number again.
-        assert self.rights is not None, "it has said who it is"
+        # Only now: the client would take a reply before the welcome for the answer to its hello. A
+        # reply that is ready earlier is sent when the client asks for its number again.
+        assert self.rights is not None, "the hello was accepted"
         self._changes = self._server.changes.of(self._hello.client_id, self.rights)
         self._changes.attach(self._reply)
         of_node = node.node_id, node.path, node.wal_name
