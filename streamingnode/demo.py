@@ -158,7 +158,7 @@ def next_commands(directory: Path) -> list[str]:
         shlex.join([*program, *command])
         for command in (
             ["tail", node, "samples", "--from", "-2", "-o", "table"],
-            ["info", node],
+            ["info", "show", node],
             ["verify", node, "--tables", tables],
         )
     ]

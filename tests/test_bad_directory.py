@@ -65,7 +65,7 @@ def replace_by_a_file(path: Path) -> None:
 
 DIRECTORIES: dict[str, tuple[type[StreamingNodeError], str, Callable[[Path], object]]] = {
     "newer format": (UnsupportedFormat, "99", write_newer_format),
-    "something else": (UnsupportedFormat, "no node's", replace_log_by_a_file),
+    "something else": (UnsupportedFormat, "not a node's", replace_log_by_a_file),
     "floor gone": (Corrupt, "no floor file", lambda path: (path / "floor").unlink()),
     "log gone": (Corrupt, "no database", lambda path: shutil.rmtree(path / "log")),
     "a file": (InvalidArgument, "is a file", replace_by_a_file),

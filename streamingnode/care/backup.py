@@ -405,8 +405,7 @@ class Upkeep:
         self._backing_up = asyncio.Lock()
 
     async def verify(self) -> Report:
-        """Check everything in the node, as fast as the disk allows; see
-        `Node.verify`.
+        """Check everything in the node, as fast as the disk allows; see `Node.verify`.
 
         It skips the floor file, which is written all the time, and files that no manifest names
         yet.

@@ -1,5 +1,4 @@
-"""The findings of a verification: each with a place, a detail and the next step.
-Pure.
+"""The findings of a verification: each with a place, a detail and the next step. Pure.
 
 A finding is *damage* when acknowledged data cannot be read as written, or when parts do not belong
 together. It is a *warning* when nothing is lost: left-overs, foreign files, a lease that only holds

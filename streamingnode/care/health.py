@@ -36,11 +36,13 @@ from wal.timetick import physical_ms
 
 REQUIRED = (
     "anyio",
+    "click",
     "google_crc32c",
     "msgspec",
     "numpy",
     "protobuf",
     "pyarrow",
+    "rich",
     "rocksdict",
     "stamina",
     "structlog",
@@ -69,8 +71,7 @@ FREE_BYTES_COMFORT = 4 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """The limits of `judge`: seconds, and free
-    bytes.
+    """The limits of `judge`: seconds, and free bytes.
 
     Cuts come every 10 s by default; a transaction ends by itself after 10 minutes; retention always
     keeps a day.

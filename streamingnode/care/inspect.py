@@ -157,8 +157,7 @@ class BackupRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_record(backup: Path) -> BackupRecord:
-    """Return the record of a
-    backup.
+    """Return the record of a backup.
 
     Raises `InvalidArgument` for a directory that is not a backup, `Corrupt`, `UnsupportedFormat`
     for a backup of a newer release.

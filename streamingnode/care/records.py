@@ -96,8 +96,7 @@ def reading(directory: Path, floor: Floor | None) -> Iterator[tuple[asyncio.Runn
 
 
 def read_node_records(directory: Path) -> tuple[Survey, NodeRecords]:
-    """Return the survey of a node's logs, and its
-    records.
+    """Return the survey of a node's logs, and its records.
 
     Beside a running owner they may be slightly stale, and reading fails when files disappear
     repeatedly. Raises `Corrupt`, `StorageFailed` or `UnsupportedFormat`.

@@ -1,5 +1,4 @@
-"""Reads a node whose log is damaged, also after the damage.
-Blocks.
+"""Reads a node whose log is damaged, also after the damage. Blocks.
 
 An owner refuses such a node, and a verification ends at the first damage. An export with `salvage`
 reads all that is left. Changes nothing.
@@ -41,8 +40,7 @@ Stored = tuple[int, bytes] | Exception
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLog:
-    """The log of a closed node, which must hold every position from `first` to
-    `end`.
+    """The log of a closed node, which must hold every position from `first` to `end`.
 
     `first` is 0 when unknown. If `is_torn`, the next owner drops everything after `end`.
     """

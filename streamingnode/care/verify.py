@@ -308,8 +308,7 @@ def _check_floor(directory: Path, report: Report) -> Floor | None:
 
 
 def _check_database_files(path: Path, live: Collection[str], report: Report) -> None:
-    """Check RocksDB's own files for damage that RocksDB silently
-    accepts.
+    """Check RocksDB's own files for damage that RocksDB silently accepts.
 
     RocksDB replays a log file that was copied under a newer name as if it were newer, and accepts a
     manifest whose last record is cut short. It ignores a table that is not `live` (not in its
@@ -340,8 +339,7 @@ def _check_database_files(path: Path, live: Collection[str], report: Report) -> 
 def check_cuts(
     directory: Path, numbers: list[int], node_id: str, records: NodeRecords | None, report: Report
 ) -> frozenset[str] | None:
-    """Check cuts with their files, newest first, and return the paths of all files that cuts
-    name.
+    """Check cuts with their files, newest first, and return the paths of all files that cuts name.
 
     Returns None when a cut is missing or unreadable, so that the paths are incomplete. `records` is
     None when the log beside the cuts cannot be read. Retention may delete cuts meanwhile.

@@ -96,9 +96,9 @@ def verify(output: Output, *, place: Place, tables: Path | None, pace: float | N
     verdict = (
         "all is as it was written" if not damage else f"{format_count(damage, 'place')} damaged"
     )
-    told = {"verdict": report.worst or "sound", "bytes": report.bytes, "checked": report.counts}
+    document = {"verdict": report.worst or "sound", "bytes": report.bytes, "checked": report.counts}
     warnings = format_count(len(report.findings) - damage, "warning")
-    output.result(f"{verdict}, {warnings}", told | {"findings": report.findings})
+    output.result(f"{verdict}, {warnings}", document | {"findings": report.findings})
     return {None: EXIT_OK, Severity.WARNING: EXIT_FAILED, Severity.DAMAGE: Corrupt.exit_code}[
         report.worst
     ]
@@ -152,8 +152,7 @@ def _print_made(what: str, record: "BackupRecord", path: Path, output: Output) -
 )
 @click.option("--file", metavar="PATH", help="Restore only this segment, delete file or manifest.")
 def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> None:
-    """Create a node directory from a backup and verify
-    it.
+    """Create a node directory from a backup and verify it.
 
     Every file is compared with the backup's record, and the whole node is read, before the
     directory gets its final name. The node keeps its id and begins a new range of terms. `ingest`
@@ -185,8 +184,7 @@ def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> 
 @click.argument("out", type=FILE, help=EMPTY_TARGET)
 @click.option("--salvage", is_flag=True, help="Continue past damage, and list what is missing.")
 def export(output: Output, *, place: Place, out: Path, salvage: bool) -> int:
-    """Write the rows of each collection as Parquet, also from a damaged
-    node.
+    """Write the rows of each collection as Parquet, also from a damaged node.
 
     Exports the state at the newest tick: the files of the cuts and the log after the newest cut,
     with deletes applied. Dropped collections are left out. Also takes a backup in place of a node.

@@ -292,7 +292,7 @@ def _writing(
     def write_text(message: "sn.ReadMessage") -> None:
         time = format_tick(message.time_tick)
         if form == "json":
-            told = {
+            document = {
                 "type": _kind(message),
                 "message_id": str(message.message_id),
                 "tick": message.time_tick,
@@ -300,7 +300,7 @@ def _writing(
                 "num_rows": message.num_rows,
                 **_content(message),
             }
-            output.write(f"{to_json(told)}\n")
+            output.write(f"{to_json(document)}\n")
         else:
             at = f"{time}  {message.message_id!s:<12}"
             for part in message.bodies or (message,):

@@ -395,8 +395,7 @@ def bench(
     rows: int,
     size: int,
 ) -> None:
-    """Measure durable inserts into a temporary node, or into an existing
-    one.
+    """Measure durable inserts into a temporary node, or into an existing one.
 
     The temporary node is created under --dir and removed. In an existing node a temporary
     collection is created, and dropped at the end; retention later removes its rows from log and

@@ -1,5 +1,4 @@
-"""Derives the columns of a new collection from those of a Parquet file. No
-I/O.
+"""Derives the columns of a new collection from those of a Parquet file. No I/O.
 
 A file may have types that a collection does not keep. Most are mapped to the narrowest kept type
 that holds each of their values unchanged, which is also the type that Spark reads them as. The

@@ -163,8 +163,7 @@ async def create_partition(
 async def drop_partition(
     output: Output, node: "sn.Node", *, collection: str, partition: str
 ) -> None:
-    """Drop a partition with all its rows, and print the partitions
-    afterwards.
+    """Drop a partition with all its rows, and print the partitions afterwards.
 
     Takes effect at once, without undo; it ends open transactions on the collection. `_default`
     cannot be dropped.
@@ -219,8 +218,7 @@ async def list_readers(output: Output, node: "sn.Node", *, collection: str | Non
 async def seek_reader(
     output: Output, node: "sn.Node", *, collection: str, reader: str, to: str, dry_run: bool
 ) -> None:
-    """Move a named reader to another
-    position.
+    """Move a named reader to another position.
 
     Messages between the two positions are delivered again, or never. An open reader cannot be moved
     (READER_BUSY): end its program first.
@@ -247,8 +245,7 @@ async def seek_reader(
 async def remove_reader(
     output: Output, node: "sn.Node", *, collection: str, reader: str, dry_run: bool
 ) -> None:
-    """Remove a named reader, which then no longer holds the
-    log.
+    """Remove a named reader, which then no longer holds the log.
 
     An open reader cannot be removed (READER_BUSY): end its program first.
     """

@@ -109,10 +109,10 @@ class Output:
         self.line(text)
         self.document(document)
 
-    def change(self, done: str, what: str, told: object, *, dry_run: bool = False) -> None:
+    def change(self, done: str, what: str, document: object, *, dry_run: bool = False) -> None:
         """Print a change that was made, or with `dry_run` would be made."""
         would = "would be " if dry_run else ""
-        self.result(f"{would}{done}: {what}", {done: not dry_run, **fields_of(told)})
+        self.result(f"{would}{done}: {what}", {done: not dry_run, **fields_of(document)})
 
     def fields(self, fields: Mapping[str, object]) -> None:
         """Print one line for each field for people, values aligned."""
@@ -187,13 +187,13 @@ class Output:
                 self.note(each)
         self.note(f"{error.code}: {error}")
         # The error's typed fields never replace the other three.
-        told = {
+        document = {
             **error.fields(),
             "code": error.code,
             "message": str(error),
             "retryable": error.retryable,
         }
-        self.document({"error": told})
+        self.document({"error": document})
         self.flush()
 
     def flush(self) -> None:

@@ -29,8 +29,7 @@ CHECK_ROWS = 8 << 10
 
 
 class ParquetInput:
-    """A Parquet file whose page checksums are
-    verified.
+    """A Parquet file whose page checksums are verified.
 
     Times of type INT96, which Spark writes by default, are read as `timestamp[us]`. INT96 holds
     nanoseconds of any year, so `check_times` must find times that do not fit. INT96 has no zone:
@@ -101,8 +100,7 @@ class ParquetInput:
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
     def check_times(self) -> None:
-        """Check all INT96 times, and all dates and times that may be in the hybrid
-        calendar.
+        """Check all INT96 times, and all dates and times that may be in the hybrid calendar.
 
         Raises `SchemaMismatch` for a time that does not fit into `timestamp[us]`, and for a day or
         time that meant another one where it was written.
@@ -206,8 +204,7 @@ def _field_type(fields: Any, name: str) -> pa.DataType:
 
 
 def _is_exact(micros: AnyArray, nanos: AnyArray, seconds: AnyArray) -> bool:
-    """Whether INT96 times, read in three units, are whole microseconds that fit into 64
-    bits.
+    """Whether INT96 times, read in three units, are whole microseconds that fit into 64 bits.
 
     Nanoseconds wrap around, with all their last digits; seconds never do.
     """

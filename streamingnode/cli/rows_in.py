@@ -84,8 +84,7 @@ Line = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
-    """Rows, and the number of each row's line or row (`unit`) in the input, from
-    1.
+    """Rows, and the number of each row's line or row (`unit`) in the input, from 1.
 
     `digest` is a digest of the input up to and including the last of them, which identifies the
     input.
@@ -155,8 +154,7 @@ def open_rows(name: str, stdin: BinaryIO | None) -> "Iterator[JsonLines | Parque
 
 
 def _check_gzip(stream: BinaryIO) -> None:
-    """Decompress all of a gzip file once. Raises `StorageFailed` when any of it is
-    damaged.
+    """Decompress all of a gzip file once. Raises `StorageFailed` when any of it is damaged.
 
     A member's checksum is at its end, so no row may be inserted before all of it has been checked.
     """
@@ -350,8 +348,7 @@ class ParquetRows:
         self._passed_over = 0
 
     def infer_schema(self) -> pa.Schema:
-        """Return columns that hold the values of the file's
-        columns.
+        """Return columns that hold the values of the file's columns.
 
         Raises `SchemaMismatch` for a column with no kept type, or with more than one possible.
         """
@@ -364,8 +361,7 @@ class ParquetRows:
         return kept
 
     def _check_microseconds(self, names: list[str], kept: pa.Schema) -> None:
-        """Raise `SchemaMismatch` for a time in these columns that is finer than
-        microseconds.
+        """Raise `SchemaMismatch` for a time in these columns that is finer than microseconds.
 
         The whole file is checked before the collection is created.
         """

@@ -108,9 +108,11 @@ def line_of_topic(name: str, info: "TopicInfo") -> dict[str, object]:
     """Return the line of a topic in a list: without the counts since the opening, and with the lag
     of each group.
     """
-    told = {key: value for key, value in fields_of(info).items() if key not in {"groups", *COUNTS}}
+    document = {
+        key: value for key, value in fields_of(info).items() if key not in {"groups", *COUNTS}
+    }
     lag = {name: group.lag for name, group in sorted(info.groups.items())}
-    return {"topic": name, "messages": info.end_id + 1 - info.begin_id, **told, "lag": lag}
+    return {"topic": name, "messages": info.end_id + 1 - info.begin_id, **document, "lag": lag}
 
 
 GROUP = group("group", "List, show, move or remove the consumer groups of a topic.")
@@ -193,8 +195,8 @@ async def remove_group(
     before = _group_of(await _topic_of(node, topic), topic, group)
     if not dry_run:
         await node.mq.destroy_consumer_group(topic, group)
-    told = {"topic": topic, "group": group, **fields_of(before)}
-    output.change("removed", f"group {group} (lag {before.lag})", told, dry_run=dry_run)
+    document = {"topic": topic, "group": group, **fields_of(before)}
+    output.change("removed", f"group {group} (lag {before.lag})", document, dry_run=dry_run)
 
 
 def _group_of(info: "TopicInfo", topic: str, group: str) -> "GroupInfo":
@@ -270,10 +272,12 @@ async def remove_channels(
     output: Output, node: "sn.Node", *, names: tuple[str, ...], dry_run: bool
 ) -> None:
     """Remove channels with their messages, all or none."""
-    told = await _channels_of(node, names)
+    document = await _channels_of(node, names)
     if not dry_run:
         await node.channels.destroy_channels(names)
-    output.change("removed", f"channels {', '.join(names)}", {"channels": told}, dry_run=dry_run)
+    output.change(
+        "removed", f"channels {', '.join(names)}", {"channels": document}, dry_run=dry_run
+    )
 
 
 async def _channels_of(node: "sn.Node", names: Sequence[str] | None) -> list[dict[str, object]]:

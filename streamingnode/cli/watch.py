@@ -68,8 +68,7 @@ INFO = group("info", "Show a node, its activity, and its settings.")
 @at_place()
 @click.option("--all", "everything", is_flag=True, help="Show all values, as with --json.")
 def show(output: Output, *, place: Place, everything: bool) -> None:
-    """Show a node: its identity, owner, cuts, readers, leases and
-    topics.
+    """Show a node: its identity, owner, cuts, readers, leases and topics.
 
     Reads files and changes nothing, so it also works beside a running node, which is also asked for
     its statistics. At an address it shows only the statistics. Times are UTC. Without --all, values
@@ -192,8 +191,7 @@ async def _ask(node: "sn.Node") -> "Sample":
     help="End after this many samples (default: at an interrupt).",
 )
 def top(output: Output, *, place: Place, interval: float, rounds: int | None) -> None:
-    """Show the activity of a node
-    repeatedly.
+    """Show the activity of a node repeatedly.
 
     Rates are since the last sample. The flusher's lag is how long the oldest row has waited for a
     cut; the lag of a named reader is the age of the position from which it holds the log. With
@@ -320,8 +318,7 @@ def check(
     reader_lag: Limits | None,
     timeout: float,
 ) -> int:
-    """Report in one line whether a node is healthy, for
-    monitors.
+    """Report in one line whether a node is healthy, for monitors.
 
     Requests a tick, for which the log must be open, and checks log, flusher, disk, open
     transactions and named readers. A directory that no process has open is opened for the check: to
@@ -360,8 +357,8 @@ def check(
     verdict = {None: "ok", Severity.WARNING: "warning", Severity.DAMAGE: "critical"}[report.worst]
     # the worst first
     found = sorted(report.findings, key=lambda finding: finding not in report.damages)
-    told = [f"{each.place}: {each.detail} — {each.next_step}" for each in found]
-    text = "; ".join(told or [f"{name} {text}" for name, text in facts.items()])
+    named = [f"{each.place}: {each.detail} — {each.next_step}" for each in found]
+    text = "; ".join(named or [f"{name} {text}" for name, text in facts.items()])
     document = {"verdict": verdict, "facts": facts, "findings": report.findings}
     output.result(f"{verdict.upper()}: {text}", document)
     return {"ok": 0, "warning": 1, "critical": 2}[verdict]
@@ -380,8 +377,7 @@ def check(
     help="A node's directory, or a place for one (default: only the machine).",
 )
 def doctor(output: Output, *, directory: Path | None) -> int:
-    """Check machine, installation and directory, with next
-    steps.
+    """Check machine, installation and directory, with next steps.
 
     Checks Python, packages, Java, disk space, the measured time of an fsync, file limits, and the
     directory if one is given. Writes one temporary file and removes it. Exit code 1 when a node

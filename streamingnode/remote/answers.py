@@ -14,6 +14,7 @@ import msgspec
 from interceptors.errors import TransactionExpired
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.errors import AccessDenied, Unauthenticated
+from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.remote.calls import Access, TransactionCall, WireResults
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.writes import (
@@ -25,6 +26,7 @@ from streamingnode.remote.writes import (
     checked_rows,
     groups_of,
 )
+from streamingnode.statistics import NodeStatistics
 from streamingnode.writing.target import BatchTarget
 from streamingnode.writing.transaction import begin_group, commit_group, rollback_group
 from wal.append import AppendGroup, AppendResult
@@ -52,7 +54,9 @@ EPOCH_END = 1 << 32
 WRITE_BYTES_MAX = 8 << 20
 """Limit for the unanswered frames of writes of one connection; a single frame may exceed it."""
 
-ALL = frozenset({"*"})
+EVERYTHING = "*"
+"""The right to everything that does not belong to one collection."""
+ALL = frozenset({EVERYTHING})
 
 
 class Rights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,13 +75,30 @@ class Rights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         collection.
         """
         names: frozenset[str] = getattr(self, access.value)
-        if not names or not (collection is None or "*" in names or collection in names):
+        if not names or not (collection is None or EVERYTHING in names or collection in names):
             raise AccessDenied(f"{self.name!r} may not {access.value} {collection or 'here'}")
 
     def check_time(self) -> None:
         """Raise `Unauthenticated` once the rights have expired."""
         if self.expires is not None and self.expires.timestamp() <= time.time():
             raise Unauthenticated(f"the token of {self.name!r} has expired")
+
+    def visible(self, reply: Any) -> Any:
+        """Return a reply without the parts about collections and topics that these rights do not
+        cover.
+        """
+        own = self.consume | self.produce | self.admin
+        if EVERYTHING in own:
+            return reply
+        match reply:
+            case NodeStatistics():
+                return msgspec.structs.replace(reply, topics=self.visible(reply.topics))
+            case dict():  # keyed by topic
+                return {name: each for name, each in reply.items() if name in own}
+            case [ReaderInfo() | TransactionInfo(), *_]:
+                return tuple([each for each in reply if own.issuperset(each.collections)])
+            case _:
+                return reply
 
 
 class Shared:

@@ -18,9 +18,8 @@ from streamingnode.backend import ReadRequest
 from streamingnode.collections import Definition, check_name
 from streamingnode.embedded import EmbeddedBackend, EmbeddedReading
 from streamingnode.errors import AccessDenied, Unauthenticated
-from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.remote import calls
-from streamingnode.remote.answers import WRITE_BYTES_MAX, ClientWrites, Rights, Shared
+from streamingnode.remote.answers import EVERYTHING, WRITE_BYTES_MAX, ClientWrites, Rights, Shared
 from streamingnode.remote.audit import Audit
 from streamingnode.remote.changes import Changes, ClientChanges, Reply
 from streamingnode.remote.connection import Connection
@@ -28,7 +27,6 @@ from streamingnode.remote.room import CLIENTS_BYTES_MAX, Room, sent_bytes_each
 from streamingnode.remote.streams import encode_batch
 from streamingnode.remote.topics import ClientTopics
 from streamingnode.remote.writes import WireTarget, checked_rows
-from streamingnode.statistics import NodeStatistics
 from wal.errors import InvalidArgument, OnShutdown, Overloaded, ProtocolError, StreamingNodeError
 from wal.frames import Frame, FrameKind
 from wal.headers import MessageType
@@ -48,8 +46,6 @@ CALLS_MAX = 1_024
 CALLS_BYTES_MAX = 32 << 20
 """Limit for the arguments of all open calls of one connection."""
 CATALOG_NUMBERS = 1 << 63
-EVERYTHING = "*"
-"""The right to everything that does not belong to one collection."""
 PARTS_BYTES_MAX = 16 << 20
 """Limit for the incomplete long requests of one connection."""
 
@@ -431,9 +427,8 @@ class Session:
         for each in (EVERYTHING,) if names is None else set(names):
             self._writes.rights.check(call.access, each)
         if call.name.startswith(calls.TOPICS):
-            return self._visible(
-                await self._topics.call(number, call.name.removeprefix(calls.TOPICS), arguments)
-            )
+            name = call.name.removeprefix(calls.TOPICS)
+            return self._writes.rights.visible(await self._topics.call(number, name, arguments))
         if isinstance(definition := arguments.get("definition"), Definition):
             arguments["definition"] = await in_thread(definition.checked)
         if call.name == "snapshot" and arguments["keys"] is not None:
@@ -447,25 +442,8 @@ class Session:
         of: object = (
             self._backend.channels if call.name.startswith(calls.CHANNELS) else self._backend
         )
-        return self._visible(await getattr(of, call.name.removeprefix(calls.CHANNELS))(**arguments))
-
-    def _visible(self, reply: Any) -> Any:
-        """Return a reply without the parts about collections and topics that the client has no
-        right to.
-        """
-        rights = self._writes.rights
-        own = rights.consume | rights.produce | rights.admin
-        if EVERYTHING in own:
-            return reply
-        match reply:
-            case NodeStatistics():
-                return msgspec.structs.replace(reply, topics=self._visible(reply.topics))
-            case dict():  # keyed by topic
-                return {name: each for name, each in reply.items() if name in own}
-            case [ReaderInfo() | TransactionInfo(), *_]:
-                return tuple([each for each in reply if own.issuperset(each.collections)])
-            case _:
-                return reply
+        reply = await getattr(of, call.name.removeprefix(calls.CHANNELS))(**arguments)
+        return self._writes.rights.visible(reply)
 
     def refuse(self, error: StreamingNodeError) -> None:
         """Send the client an error and end the connection."""

@@ -338,8 +338,8 @@ class SpoolingBackend(RemoteBackend):
             await self.link.wait_ready()
             if self._refusal is not None:
                 raise Overloaded(
-                    f"earlier writes wait in the spool {self._path} — wait until the node takes "
-                    f"them: {self._refusal}"
+                    f"earlier writes wait in the spool {self._path}: {self._refusal} — try again "
+                    "once the node takes them"
                 ) from self._refusal
             await self._moved.wait()
 

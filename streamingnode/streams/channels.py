@@ -1,5 +1,4 @@
-"""The channel service: creates channels, describes their owners, and destroys
-them.
+"""The channel service: creates channels, describes their owners, and destroys them.
 
 A channel is a topic and a record; it exists while the record does. The record is written after the
 topic is created and removed before the topic is destroyed. A crash leaves at most a topic without a

@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import re
 from collections.abc import AsyncIterator
 
 import anyio
@@ -169,7 +168,7 @@ async def test_statistics_are_the_same_after_json_and_people_get_lines(node: Nod
     stdout = io.StringIO()
     Output(stdout=stdout).show({"statistics": told})
     values, _, readers = stdout.getvalue().partition("\nstatistics.readers:\n")
-    shown = dict(re.split("  +", line, maxsplit=1) for line in values.splitlines())
+    shown = {line.split()[0]: line.partition(" ")[2].strip() for line in values.splitlines()}
     assert shown["statistics.log.state"] == "open"
     assert shown["statistics.appends.succeeded"] == str(told.appends.succeeded)
     assert len(readers.splitlines()) == 1 + len(told.readers)

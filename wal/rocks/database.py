@@ -284,7 +284,7 @@ def classify_failure(error: Exception, path: Path) -> StreamingNodeError:
 
     if isinstance(error, UnicodeError):
         return StorageFailed(
-            f"{path} is no UTF-8, which RocksDB takes paths in — choose another one"
+            f"{path} is not UTF-8, which RocksDB requires of paths — choose another one"
         )
     if says("While lock file", "lock hold by current process"):
         return AlreadyOwned(str(path), None)

@@ -66,13 +66,13 @@ async def open_rocks_store(
     the end of that.
 
     Raises:
-        AlreadyOwned: another process, or this one, has it open.
-        InvalidArgument: it is a file.
-        Corrupt: something that was acknowledged is missing or damaged; nothing was changed.
-        UnsupportedFormat: a newer release wrote it, or it holds something else.
-        StorageFull: the disk has no room for replaying RocksDB's log, not even with the reserve
-            given up.
-        StorageFailed: it cannot be written.
+        AlreadyOwned: another process, or this one, has the directory open.
+        InvalidArgument: the path is a file.
+        Corrupt: acknowledged data is missing or damaged; nothing was changed.
+        UnsupportedFormat: a newer release wrote the directory, or it holds something else.
+        StorageFull: the disk has no room for replaying RocksDB's log, even with the reserve
+            released.
+        StorageFailed: the directory cannot be written.
     """
 
     async def open_store() -> RocksStore:

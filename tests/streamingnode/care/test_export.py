@@ -325,7 +325,7 @@ def test_a_torn_end_of_the_manifest_is_told_from_damage(sample: Sample, tmp_path
     path = copy_of(sample.closed, tmp_path / "node")
     manifest = manifest_of(path / "log")
     manifest.write_bytes(manifest.read_bytes() + A_LOST_PAGE)
-    with pytest.raises(Corrupt, match="open the node, which drops that"):
+    with pytest.raises(Corrupt, match="open the node, which drops it"):
         export_directory(path, tmp_path / "out")
     assert rows_of(path) == sample.rows
     export_directory(path, tmp_path / "out")

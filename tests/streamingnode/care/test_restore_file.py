@@ -160,7 +160,7 @@ def test_another_node_a_backup_and_a_node_in_use_are_refused(
         restore_file(tmp_path / "other", path, CUT_1)
     with pytest.raises(InvalidArgument, match="is a backup"):
         restore_file(backup, copy_of(backup, tmp_path / "copy"), CUT_1)
-    with pytest.raises(InvalidArgument, match="no finished backup"):
+    with pytest.raises(InvalidArgument, match="not a finished backup"):
         restore_file(path, path, CUT_1)
 
 
@@ -218,7 +218,7 @@ def test_a_file_that_retention_gave_up_meanwhile_does_not_stay(
 
     monkeypatch.setattr("streamingnode.care.backup.read_node_records", given_up_at_the_second_look)
     lost.unlink()
-    with pytest.raises(InvalidArgument, match="gave up cut"):
+    with pytest.raises(InvalidArgument, match="deleted cut"):
         restore_file(backup, path, lost.relative_to(path).as_posix())
     assert not lost.exists()
 

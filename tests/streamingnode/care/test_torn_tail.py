@@ -131,7 +131,7 @@ def test_hole_between_two_log_files_is_a_torn_tail_and_no_damage(tmp_path: Path)
     anyio.run(make)
     [finding] = verify_directory(tmp_path / "node").findings
     assert finding.severity is Severity.WARNING
-    assert "torn tail, will be dropped: what is behind position" in finding.detail
+    assert "torn tail, will be dropped: everything after position" in finding.detail
     assert export_directory(tmp_path / "node", tmp_path / "out").missing == ()
     assert sorted(rows_in(tmp_path / "out")) == sorted(rows_of(tmp_path / "node")) == [0, 1]
     assert verify_directory(tmp_path / "node").findings == []

@@ -175,7 +175,7 @@ def test_a_cut_of_another_history_of_the_same_node_breaks_the_chain(
     for file in (other / "segments").rglob("*.parquet"):
         shutil.copy(file, one / file.relative_to(other))
     found = {finding.place: finding.detail for finding in verify_directory(one).damages}
-    assert "one of them is of another history" in found[name]
+    assert "one of them is from another history" in found[name]
 
 
 def test_an_older_log_beside_its_newer_floor_is_short(sample: Sample, tmp_path: Path) -> None:

@@ -349,7 +349,7 @@ def test_doctor_fails_for_a_damaged_manifest(data: Path, run: "Run") -> None:
         ("holiday.jpg", "'holiday.jpg' and no node"),
         ("backup.json", "is a backup"),
         ("segments", "'segments' and no node"),
-        ("log", "is no node's"),
+        ("log", "is not a node's"),
     ],
 )
 def test_doctor_says_why_a_directory_takes_no_node(
@@ -373,7 +373,7 @@ def test_doctor_says_that_an_empty_directory_takes_a_node(tmp_path: Path, run: "
     for place in (tmp_path, tmp_path / "new"):
         examined = run("doctor", place, "--json")
         assert examined.code == 0
-        assert "holds none yet" in cast("dict[str, str]", examined.document["facts"])["node"]
+        assert "holds no node yet" in cast("dict[str, str]", examined.document["facts"])["node"]
 
 
 def test_config_shows_where_a_value_comes_from(

@@ -204,7 +204,7 @@ def test_path_that_is_no_text_is_in_a_document_too(
     place = tmp_path / "a\udcff"
     place.mkdir()
     assert main(["doctor", str(place), "--json"]) == 0
-    assert f"{place} holds none yet" in json.loads(capsys.readouterr().out)["facts"]["node"]
+    assert f"{place} holds no node yet" in json.loads(capsys.readouterr().out)["facts"]["node"]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_node_is_where_the_bytes_of_its_path_say_whatever_the_locale(
     command: list[str | Path] = [sys.executable, "-m", "streamingnode", "backup", place, data]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
     assert done.returncode == code, done.stderr
-    assert (b"is no UTF-8, which RocksDB takes paths in" in done.stderr) is bool(code)
+    assert (b"is not UTF-8, which RocksDB requires of paths" in done.stderr) is bool(code)
     assert data.exists() is not bool(code)
 
 

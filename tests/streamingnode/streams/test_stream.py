@@ -262,7 +262,7 @@ async def test_a_position_that_cannot_be_is_refused_before_anything_moves(tmp_pa
                     await consumer.seek(positions, include_current=True)
             with pytest.raises(DeadlineExceeded):
                 await consumer.consume(timeout=0)
-            with pytest.raises(InvalidArgument, match="yet to come"):
+            with pytest.raises(InvalidArgument, match="does not exist yet"):
                 await consumer.seek([MsgPosition("a", ids["a"][0] + 1000)])
 
 
@@ -402,7 +402,7 @@ async def test_a_channel_that_cannot_seek_goes_on_where_it_was(tmp_path: Path) -
         async with streams.consumer("a", "b") as consumer:
             await consumed(consumer, 2)
             bad = MsgPosition("b", ids[2]["b"][0] + 1000)
-            with pytest.raises(InvalidArgument, match="yet to come"):
+            with pytest.raises(InvalidArgument, match="does not exist yet"):
                 await consumer.seek([MsgPosition("a", ids[1]["a"][0]), bad])
             # a from its new place, b from its old one
             assert sorted(await consumed(consumer, 3)) == [[2], [3], [3]]
@@ -442,7 +442,7 @@ async def test_what_was_read_ahead_is_forgotten_by_a_seek_and_kept_by_one_that_f
         ids = [(await producer.produce(MsgPack(inserts(number))))["a"][0] for number in (1, 2, 3)]
         async with streams.consumer("a") as consumer:
             assert await consumed(consumer, 1) == [[1]]  # the others are read, too
-            with pytest.raises(InvalidArgument, match="yet to come"):
+            with pytest.raises(InvalidArgument, match="does not exist yet"):
                 await consumer.seek([MsgPosition("a", ids[2] + 1000)])
             assert await consumed(consumer, 1) == [[2]]
             await consumer.seek([MsgPosition("a", ids[0])])
@@ -481,9 +481,7 @@ async def test_a_tick_that_cannot_be_is_refused_and_nothing_is_produced(
                 message.begin_ts = ticks[0]
                 message.end_ts = ticks[1]
                 for produce in (producer.produce, producer.broadcast):
-                    with pytest.raises(
-                        InvalidArgument, match=r"a message (has invalid|is invalid)"
-                    ):
+                    with pytest.raises(InvalidArgument, match=r"a message (has|is) invalid"):
                         await produce(MsgPack([message]))
         message.set_ts(5, 4)
         with pytest.raises(
@@ -502,7 +500,7 @@ async def test_a_seek_to_a_tick_that_cannot_be_is_refused_and_the_stream_goes_on
         for kind in (streams.consumer, streams.tick_consumer):
             async with kind("a", of=kind.__name__) as consumer:
                 first = await consumer.get_latest_msg_id("a") - 1
-                with pytest.raises(InvalidArgument, match="give one position"):
+                with pytest.raises(InvalidArgument, match="at most one position"):
                     await consumer.seek([MsgPosition("a", first, tick, inclusive=True)])
                 assert ends((await consumer.consume(timeout=60)).messages) == [1]
 

@@ -124,7 +124,7 @@ async def test_more_batches_before_a_tick_than_a_group_may_hold_are_overloaded(
         await send(producer, *[inserts(tick) for tick in range(1, 12)])
         async with streams.tick_consumer("a") as consumer:
             for _ in range(2):
-                with pytest.raises(Overloaded, match="more of them"):
+                with pytest.raises(Overloaded, match="more often"):
                     await consumer.consume(timeout=60)
 
 
