@@ -362,7 +362,7 @@ class Pack(msgspec.Struct, eq=False):
 
     def leave(self, group: AppendGroup, outcome: "AppendResult | Exception | None" = None) -> None:
         """Remove a group before the pack has its place; an outcome settles it."""
-        assert self.ticket is None, "a pack with a place in the log keeps its groups"
+        assert self.ticket is None, "a group stays in a pack that has its place in the log"
         self.groups.remove(group)
         group.pack = None
         if outcome is not None:

@@ -220,8 +220,9 @@ class Session:
     def _welcome(self, version: int) -> None:
         node = self._backend
         settings = {each.key: each.value for each in node.config.origins()}
-        # Only now: before the welcome a client takes a reply for the answer to its hello.
-        assert self.rights is not None, "it has said who it is"
+        # Only now: the client would take a reply before the welcome for the answer to its hello. A
+        # reply that is ready earlier is sent when the client asks for its number again.
+        assert self.rights is not None, "the hello was accepted"
         self._changes = self._server.changes.of(self._hello.client_id, self.rights)
         self._changes.attach(self._reply)
         of_node = node.node_id, node.path, node.wal_name
