@@ -5,6 +5,7 @@ nothing is lost or doubled.
 import asyncio
 import inspect
 import shutil
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial, wraps
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
+from streamingnode.care.backup import LINKS
 from streamingnode.node import Node
 from streamingnode.reader import CollectionReader
 from streamingnode.writing.producer import Producer
@@ -327,6 +329,28 @@ async def test_backup_cancelled_at_any_moment_leaves_nothing_and_the_next_one_wo
         assert not any(place.parent.iterdir()), f"cancelled {turns} turns in"
         turns = 1 + int(turns * 1.5)
     assert (await node.backup(place)).files
+
+
+async def test_backup_cancelled_while_its_links_are_removed_leaves_nothing(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backup is complete then, and its caller gets the cancellation instead of its record."""
+    await node.insert("c", [{"key": 1, "value": 1}])
+    place = tmp_path / "beside" / "backup"
+    loop = asyncio.get_running_loop()
+    remove = shutil.rmtree
+    backing_up = asyncio.ensure_future(node.backup(place))
+
+    def cancel_at_the_end(path: Path, *, ignore_errors: bool = False) -> None:
+        if path.name == LINKS and place.exists():
+            loop.call_soon_threadsafe(backing_up.cancel)
+            time.sleep(0.05)
+        remove(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", cancel_at_the_end)
+    await asyncio.wait([backing_up])
+    assert backing_up.cancelled()
+    assert not any(place.parent.iterdir())
 
 
 @pytest.mark.parametrize("by_task", [True, False], ids=["task.cancel", "scope.cancel"])

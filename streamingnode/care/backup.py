@@ -435,7 +435,7 @@ class Upkeep:
         async def run() -> None:
             async with self._backing_up, self._flusher.retention.hold_cuts():
                 await flush(self._channel, self._flusher)
-                made.append(await self._back_up(path))
+                await self._back_up(path, made)
 
         try:
             with disk_errors_typed(self._path):
@@ -447,13 +447,17 @@ class Upkeep:
             raise
         return made[0]
 
-    async def _back_up(self, path: Path) -> BackupRecord:
-        """Link the database in one step, without copying; then copy the bytes from the links."""
+    async def _back_up(self, path: Path, made: list[BackupRecord]) -> None:
+        """Link the database in one step, without copying; then copy the bytes from the links.
+
+        The record goes into `made` before anything else is awaited, where a cancellation would lose
+        it.
+        """
         links = self._path / LINKS
         try:
             floor = await in_thread(self._make_links, links)
             await self._link_copy(links / DATABASE_NAME)
-            return await in_thread(self._copy, links, floor, path)
+            made.append(await in_thread(self._copy, links, floor, path))
         finally:
             await outlast(in_thread(partial(shutil.rmtree, links, ignore_errors=True)))
 
