@@ -144,7 +144,7 @@ NUMBERS = {
         f"before did not end within {server.SETTLE_S_MAX:g} seconds",
         f"at most {GROUPS_MAX:,} groups, {PIECES_MAX:,} targets",
         f"silent for {server.SILENT_S_MAX:g} seconds, or a node for {NODE_SILENT_S_MAX:g}",
-        f"by `PING` before, every {PING_S:g} seconds",
+        f"sends a `PING` every {PING_S:g} seconds",
         f"a client gives up after {GIVE_UP_S_MAX / 60:g} at the latest",
     ],
     "docs/streams": [f"up to {PRODUCE_BYTES_MAX // MIB} MiB to one channel"],

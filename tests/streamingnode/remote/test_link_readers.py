@@ -301,6 +301,27 @@ async def test_a_write_that_waits_for_room_is_not_written_once_its_caller_is_can
         assert 1000 not in await keys_in_log(served.owner)
 
 
+async def test_a_client_that_only_reads_pings_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node ends the connection of a client that sends nothing, whatever it sends the client."""
+    monkeypatch.setattr(link_module, "PING_S", 0.05)
+    async with node_behind_proxy() as served, served.client() as client:
+        pings = 0
+
+        def count(passing: Passing) -> bool:
+            nonlocal pings
+            pings += passing.kind == FrameKind.PING
+            return True
+
+        served.proxy.on_frame = count
+        async with client.read("c", sn.DeliverPolicy.latest()) as messages, asyncio.timeout(SOON_S):
+            number = 0
+            while pings < 5:  # a message every 5 ms, so that the connection is never quiet
+                number += 1
+                await served.owner.insert("c", rows(number))
+                await anext(messages)
+                await asyncio.sleep(0.005)
+
+
 async def test_a_client_whose_writes_wait_long_for_room_keeps_its_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
