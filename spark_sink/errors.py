@@ -47,8 +47,8 @@ class PackageMissing(StreamingNodeError):
         if other:
             self.other = other
             super().__init__(
-                f"another distribution installs package {package!r}, too: {other} — reinstall "
-                "streamingnode in a virtual environment of its own"
+                f"another distribution installs package {package!r}, too: {other} — reinstall it "
+                "in a virtual environment of its own"
             )
             return
         self.extra = extra

@@ -248,7 +248,7 @@ def test_an_older_copy_of_a_table_whose_cuts_were_given_up_is_named(
         if each.place == f"table {tables / 'orders'}"
     ]
     assert len(found) == 1
-    assert "cuts 3 to 3 were given up since" in found[0].detail
+    assert "cuts 3 to 3 were deleted since" in found[0].detail
     with pytest.raises(Truncated):
         spark_sink.ingest(spark, fed, tables, request_cut=False)
 
