@@ -5,7 +5,6 @@ nothing is lost or doubled.
 import asyncio
 import inspect
 import shutil
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial, wraps
@@ -341,10 +340,14 @@ async def test_backup_cancelled_while_its_links_are_removed_leaves_nothing(
     remove = shutil.rmtree
     backing_up = asyncio.ensure_future(node.backup(place))
 
+    async def cancel() -> None:
+        backing_up.cancel()
+        for _ in range(20):  # turns in which the cancellation reaches what waits for the thread
+            await asyncio.sleep(0)
+
     def cancel_at_the_end(path: Path, *, ignore_errors: bool = False) -> None:
         if path.name == LINKS and place.exists():
-            loop.call_soon_threadsafe(backing_up.cancel)
-            time.sleep(0.05)
+            asyncio.run_coroutine_threadsafe(cancel(), loop).result()
         remove(path, ignore_errors=ignore_errors)
 
     monkeypatch.setattr(shutil, "rmtree", cancel_at_the_end)
