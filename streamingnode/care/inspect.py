@@ -28,6 +28,14 @@ def is_node(directory: Path) -> bool:
     return (directory / FLOOR_NAME).is_file() or (directory / DATABASE_NAME / "CURRENT").is_file()
 
 
+def is_vacant(directory: Path) -> bool:
+    """Whether a new node may be made here: the directory does not exist, or is empty. Raises
+    `StorageFailed`.
+    """
+    with disk_errors_typed(directory):
+        return not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
+
+
 def check_node(directory: Path) -> Path:
     """Return `directory` if it holds a node, else raise `InvalidArgument`: a mistyped name must not
     create a new node.
@@ -42,7 +50,10 @@ def check_node(directory: Path) -> Path:
         if directory.exists()
         else "does not exist"
     )
-    raise InvalidArgument(f"{directory} {what} — name the directory a node was opened with")
+    raise InvalidArgument(
+        f"{directory} {what} — name the directory a node was opened with; `streamingnode "
+        "collection create` makes a new node"
+    )
 
 
 def floor_of(directory: Path) -> Floor:

@@ -1,12 +1,13 @@
 """The commands for collections, partitions, readers and transactions."""
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import streamingnode as sn
-from streamingnode.cli.command import DRY_RUN, at_node, group
+from streamingnode.cli.command import DRY_RUN, Place, at_node, at_place, group, with_node
 from streamingnode.cli.data import COLLECTION, describe_collection, start_policy
 from streamingnode.cli.output import Output, format_bytes, format_count
 from wal.errors import InvalidArgument, shown
@@ -28,7 +29,7 @@ _COLLECTION = click.argument("collection", help="The collection.")
     '2)" --primary-key at',
     "streamingnode collection create data orders --schema id:int64 --primary-key id --json",
 )
-@at_node
+@at_place()
 @_COLLECTION
 @click.option(
     "--schema",
@@ -40,27 +41,36 @@ _COLLECTION = click.argument("collection", help="The collection.")
 @click.option("--primary-key", required=True, metavar="COLUMN", help="The primary key.")
 @click.option("--shards", default=1, metavar="N", help="Number of shards (default: 1).")
 @click.option("--partition", multiple=True, metavar="NAME", help="A partition; may be repeated.")
-async def create_collection(
+def create_collection(
     output: Output,
-    node: "sn.Node",
     *,
+    place: Place,
     collection: str,
     schema: str,
     primary_key: str,
     shards: int,
     partition: tuple[str, ...],
 ) -> None:
-    """Create a collection.
+    """Create a collection, and the node if the directory does not exist or is empty.
 
     `insert --create` makes one with the columns of a file, lists and structs too.
     """
-    made = await node.create_collection(
-        collection,
-        parse_schema(schema),
-        primary_key=primary_key,
-        shards=shards,
-        partitions=partition,
-    )
+    from streamingnode.care.inspect import is_vacant
+    from streamingnode.collections import Definition
+
+    # refuse an invalid definition before the node is created
+    new = Definition(collection, parse_schema(schema), primary_key, shards, partition).checked()
+
+    async def create(node: "sn.Node") -> "sn.Collection":
+        return await node.create_collection(
+            new.name,
+            new.schema,
+            primary_key=new.primary_key,
+            shards=new.shards,
+            partitions=new.partitions,
+        )
+
+    made = with_node(place, create, may_be_new=isinstance(place, Path) and is_vacant(place))
     output.change("created", f"collection {collection}", describe_collection(made))
 
 
@@ -111,10 +121,13 @@ def parse_schema(text: str) -> "pa.Schema":
             else:
                 of = by_alias(bare)
         except ValueError:
+            wrong = f"--schema: {shown(column)} is not a column"
+            if name and bare:
+                wrong = f"--schema: {shown(bare)} is not a type of a column"
             raise InvalidArgument(
-                f"--schema: {shown(column)} is not a column — give NAME:TYPE with a type as "
-                "`collection ls` shows them, as id:int64 or "
-                "at:timestamp[us, UTC]; insert --create takes lists and structs from a file"
+                f"{wrong} — give NAME:TYPE with a type such as int64, float64, string, bool, "
+                "date32, timestamp[us, tz=UTC] or decimal128(9, 2); insert --create takes lists "
+                "and structs from a file"
             ) from None
         fields.append(pa.field(name, of, nullable=bare == kind))
     return pa.schema(fields)

@@ -156,3 +156,29 @@ def test_partitions_fails_for_what_is_not_there(
     failed = run("partition", arguments[0], data, *arguments[1:])
     assert failed.code == 1
     assert "_NOT_FOUND: " in failed.err
+
+
+CREATE = ("orders", "--schema", "id:int64", "--primary-key", "id")
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["no directory", "an empty one"])
+def test_the_first_collection_makes_the_node(tmp_path: Path, run: "Run", *, is_there: bool) -> None:
+    place = tmp_path / "data"
+    if is_there:
+        place.mkdir()
+    refused = run("collection", "ls", place)
+    assert refused.code == 2
+    assert "`streamingnode collection create` makes a new node" in refused.err
+    wrong = run("collection", "create", place, *CREATE[:-1], "key")
+    assert wrong.code == 2
+    assert place.exists() is is_there
+    made = run("collection", "create", place, *CREATE)
+    assert (made.code, made.out) == (0, "created: collection orders\n"), made.err
+    assert "orders" in _items(run("collection", "ls", place, "--json"))
+
+
+def test_a_directory_of_something_else_does_not_become_a_node(tmp_path: Path, run: "Run") -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    refused = run("collection", "create", tmp_path, *CREATE)
+    assert (refused.code, "is no node directory" in refused.err) == (2, True)
+    assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]

@@ -61,11 +61,23 @@ def test_a_collection_is_created_as_described_and_dropped(place: "Place", run: "
 
 
 @pytest.mark.parametrize(
-    "text", ["id", "id:", "id:text", "id:int64,", "at:timestamp[us, tz=UTC", "p:decimal(99, 1)", ""]
+    "text, wrong",
+    [
+        ("id", "'id' is not a column"),
+        ("id:", "'id:' is not a column"),
+        ("id:int", "'int' is not a type"),
+        ("id:text not null", "'text' is not a type"),
+        ("id:int64,", "'' is not a column"),
+        ("at:timestamp[us, tz=UTC", "'timestamp[us' is not a type"),
+        ("p:decimal(99, 1)", "'decimal(99, 1)' is not a type"),
+        ("", "'' is not a column"),
+    ],
 )
-def test_what_is_no_column_is_refused_with_what_is(text: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"is not a column — give NAME:TYPE"):
+def test_what_is_no_column_is_refused_with_what_is(text: str, wrong: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
         parse_schema(text)
+    assert wrong in str(refused.value)
+    assert "give NAME:TYPE with a type such as int64, float64, string" in str(refused.value)
 
 
 def test_the_types_that_are_described_are_those_of_arrow() -> None:
