@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
 from streamingnode.backend import Backend, ReadRequest
@@ -41,7 +42,7 @@ from streamingnode.writing.write import (
     within,
 )
 from wal.append import AppendGroup, AppendResult
-from wal.errors import InvalidArgument, OnShutdown, StorageFailed, shown
+from wal.errors import InvalidArgument, OnShutdown, StorageFailed, nearest, shown
 from wal.files import check_path
 from wal.headers import MessageType
 from wal.rocks.layout import Durability
@@ -513,7 +514,16 @@ class Node(CollectionCalls):
         self._check_open()
         if not isinstance(collection, str):  # checked here to save a call for each write
             check_text("collection", collection)
-        return self._backend.catalog.collection_by_name(collection)
+        catalog = self._backend.catalog
+        try:
+            return catalog.collection_by_name(collection)
+        except CollectionNotFound as error:
+            # here, not in the catalog: that of a client has just the names it has a right to
+            meant = nearest(collection, [each.name for each in catalog.collections()], likeness=0.7)
+            if meant is None:
+                raise
+            step = f"did you mean {meant!r}? `streamingnode collection ls` lists all"
+            raise CollectionNotFound(f"{error.happened} — {step}") from None
 
     def _infos(self, collections: str | Sequence[str]) -> tuple[CollectionInfo, ...]:
         if isinstance(collections, str):

@@ -70,8 +70,8 @@ class CollectionInfo(msgspec.Struct, frozen=True, array_like=True):
             if partition.name == name and not partition.dropped_tick:
                 return partition
         raise PartitionNotFound(
-            f"collection {self.name!r} has no partition {name!r} — create it first, or choose an "
-            "existing one"
+            f"collection {self.name!r} has no partition {name!r} — choose one that `streamingnode "
+            "partition ls` lists; a new one has to be created first"
         )
 
     def partition(self, partition_id: int) -> PartitionInfo:
@@ -148,7 +148,8 @@ class Catalog:
         collection_id = self._ids.get(name)
         if collection_id is None:
             raise CollectionNotFound(
-                f"no collection is named {name!r} — create it first, or choose an existing one"
+                f"no collection is named {name!r} — choose one that `streamingnode collection ls` "
+                "lists; a new one has to be created first"
             )
         return self._collections[collection_id]
 

@@ -97,6 +97,7 @@ async def drop_collection(
     )
 
 
+_TYPES = "int64, float64, string, bool, timestamp[us, tz=UTC] or decimal128(9, 2)"
 _BETWEEN_COLUMNS = re.compile(r",(?![^\[(]*[\])])")
 _ZONED = re.compile(r"timestamp\[(ms|us), *(?:tz=)?([^\]]+)\]")
 _DECIMAL = re.compile(r"decimal(?:128)?\((\d+), *(\d+)\)")
@@ -125,9 +126,8 @@ def parse_schema(text: str) -> "pa.Schema":
             if name and bare:
                 wrong = f"--schema: {shown(bare)} is not a type of a column"
             raise InvalidArgument(
-                f"{wrong} — give NAME:TYPE with a type such as int64, float64, string, bool, "
-                "date32, timestamp[us, tz=UTC] or decimal128(9, 2); insert --create takes lists "
-                "and structs from a file"
+                f"{wrong} — give NAME:TYPE with a type such as {_TYPES}; insert --create takes "
+                "lists and structs from a file"
             ) from None
         fields.append(pa.field(name, of, nullable=bare == kind))
     return pa.schema(fields)
@@ -167,22 +167,39 @@ async def create_partition(
 
 @PARTITION.verb(
     "drop",
-    "streamingnode partition drop data orders eu",
+    "streamingnode partition drop data orders eu --dry-run",
     "streamingnode partition drop data orders eu --json",
 )
 @at_node
 @_COLLECTION
 @_PARTITION
+@DRY_RUN
 async def drop_partition(
-    output: Output, node: "sn.Node", *, collection: str, partition: str
+    output: Output, node: "sn.Node", *, collection: str, partition: str, dry_run: bool
 ) -> None:
-    """Drop a partition with all its rows, and print the partitions afterwards.
+    """Drop a partition with all its rows.
 
     Takes effect at once, without undo; it ends open transactions on the collection. `_default`
     cannot be dropped.
     """
-    await node.drop_partition(collection, partition)
-    _print_partitions(output, node, collection)
+    from interceptors.shard.catalog import DEFAULT_PARTITION
+
+    names = node.collection(collection).partitions
+    if dry_run and partition == DEFAULT_PARTITION:
+        raise InvalidArgument(
+            f"partition {partition!r} cannot be dropped — `streamingnode collection drop` drops "
+            "the collection"
+        )
+    if partition not in names:
+        raise sn.errors.PartitionNotFound(
+            f"collection {collection!r} has no partition {shown(partition)} — `streamingnode "
+            "partition ls` lists them"
+        )
+    if not dry_run:
+        await node.drop_partition(collection, partition)
+    left = [each for each in names if each != partition]
+    document = {"collection": collection, "partitions": left}
+    output.change("dropped", f"partition {partition} of {collection}", document, dry_run=dry_run)
 
 
 def _print_partitions(output: Output, node: "sn.Node", collection: str) -> None:

@@ -95,7 +95,13 @@ def test_partitions_are_created_listed_and_dropped_with_their_rows(data: Path, r
         "_default",
         "eu",
     ]
-    assert run("partition", "drop", data, "orders", "eu").out == "_default\n"
+    drop = ("partition", "drop", data, "orders")
+    would = run(*drop, "eu", "--dry-run", "--json").document
+    assert would == {"dropped": False, "collection": "orders", "partitions": ["_default"]}
+    assert run(*drop, "_default", "--dry-run").code == 2
+    assert run(*drop, "us", "--dry-run").err.startswith("PARTITION_NOT_FOUND")
+    assert _items(run("collection", "ls", data, "--count", "--json"))["orders"]["rows"] == 4
+    assert run(*drop, "eu").out == "dropped: partition eu of orders\n"
     assert _items(run("collection", "ls", data, "--count", "--json"))["orders"]["rows"] == 3
 
 
@@ -182,3 +188,13 @@ def test_a_directory_of_something_else_does_not_become_a_node(tmp_path: Path, ru
     refused = run("collection", "create", tmp_path, *CREATE)
     assert (refused.code, "is no node directory" in refused.err) == (2, True)
     assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_drop_of_an_unknown_name_names_those_there_are(data: Path, run: "Run") -> None:
+    near = run("collection", "drop", data, "order").err
+    assert "— did you mean 'orders'? `streamingnode collection ls` lists all" in near
+    far = run("collection", "drop", data, "nope").err
+    assert "— choose one that `streamingnode collection ls` lists" in far
+    partition = run("partition", "drop", data, "orders", "us").err
+    assert "— `streamingnode partition ls` lists them" in partition
+    assert "create it first" not in near + far + partition

@@ -70,7 +70,7 @@ def test_a_next_step_names_commands_and_flags_that_exist() -> None:
     ]
     named = {name for step in steps for name in re.findall(r"streamingnode ([a-z]+ ?[a-z]*)", step)}
     unknown = {name for name in named if name.split()[0] not in COMMANDS and name not in COMMANDS}
-    assert unknown <= {"there"}, "a group is named with its action"
+    assert unknown <= {"there", "in a"}, "a group is named with its action"
     assert {flag for step in steps for flag in re.findall(r"(?<!\w)--[a-z-]+", step)} <= flags
 
 
