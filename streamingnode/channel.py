@@ -286,7 +286,7 @@ class Channel:
         newest = self.ticks.allocate()  # above all allocated ticks
         latest = max((bound for bound in bounds if isinstance(bound, int)), default=0)
         if latest > newest:
-            advice = "end with a tick that has passed, and start at the end for messages to come"
+            advice = "give one that has passed, or start at the end (latest) for messages to come"
             raise InvalidArgument(f"tick {latest} is yet to come, it is {newest} now — {advice}")
 
     async def request_cut(self) -> int:

@@ -122,12 +122,14 @@ def parse_schema(text: str) -> "pa.Schema":
             else:
                 of = by_alias(bare)
         except ValueError:
-            wrong = f"--schema: {shown(column)} is not a column"
-            if name and bare:
-                wrong = f"--schema: {shown(bare)} is not a type of a column"
+            wrong = (
+                f"{shown(bare)} is not a type"
+                if name and bare
+                else (f"{shown(column)} is not a column")
+            )
             raise InvalidArgument(
-                f"{wrong} — give NAME:TYPE with a type such as {_TYPES}; insert --create takes "
-                "lists and structs from a file"
+                f"--schema: {wrong} — give NAME:TYPE with a type such as {_TYPES}; insert "
+                "--create takes lists and structs from a file"
             ) from None
         fields.append(pa.field(name, of, nullable=bare == kind))
     return pa.schema(fields)
@@ -198,8 +200,12 @@ async def drop_partition(
     if not dry_run:
         await node.drop_partition(collection, partition)
     left = [each for each in names if each != partition]
-    document = {"collection": collection, "partitions": left}
-    output.change("dropped", f"partition {partition} of {collection}", document, dry_run=dry_run)
+    output.change(
+        "dropped",
+        f"partition {partition} of {collection}",
+        {"collection": collection, "partitions": left},
+        dry_run=dry_run,
+    )
 
 
 def _print_partitions(output: Output, node: "sn.Node", collection: str) -> None:

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import get_completion_class, shell_complete
 
 from streamingnode.cli import care, data, insert, jobs, manage, topics, watch
-from streamingnode.cli.command import PROGRAM
+from streamingnode.cli.command import PROGRAM, Group
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_OK, Output
 from streamingnode.signals import ENDING
 from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError, nearest, shown
@@ -159,8 +159,13 @@ def _called(words: list[str], output: Output) -> int | None:
 
 _MOVED = {
     "config": "info config",
+    "create-collection": "collection create",
+    "help": "--help",
+    "init": "collection create",
+    "inspect": "info show",
     "list": "collection ls",
     "ls": "collection ls",
+    "metrics": "serve --http",
     "partitions": "partition",
     "show": "info show",
     "status": "info show",
@@ -188,6 +193,11 @@ def _misuse(error: click.UsageError) -> InvalidArgument:
         case click.NoSuchOption():
             wrong = f"there is no option {shown(error.option_name)}"
             meant = nearest(error.option_name, error.possibilities or (), likeness=_LIKENESS)
+            if error.option_name in _options_of_actions(error.ctx):
+                return InvalidArgument(
+                    f"{wrong} here: options stand behind the action — as in `streamingnode "
+                    f"collection ls data --json`; see {path} --help"
+                )
         case click.exceptions.NoSuchCommand():
             return _no_such(error.command_name, path, error.ctx)
         case click.BadParameter(param=click.Parameter(type=click.Choice(choices=choices))):
@@ -201,6 +211,14 @@ def _misuse(error: click.UsageError) -> InvalidArgument:
     return InvalidArgument(f"{wrong} — {step}")
 
 
+def _options_of_actions(context: click.Context | None) -> set[str]:
+    """Return the options of all commands of a group; none where the context is of a command."""
+    if context is None or not isinstance(context.command, Group):
+        return set()
+    params = [each for _, leaf in context.command.leaves() for each in leaf.params]
+    return {name for each in params for name in each.opts}
+
+
 def _no_such(name: str, path: str, context: click.Context | None) -> InvalidArgument:
     """Return the error of a command, or an action of a group, that does not exist."""
     assert context is not None, "click names the group"
@@ -208,9 +226,12 @@ def _no_such(name: str, path: str, context: click.Context | None) -> InvalidArgu
     names = context.command.list_commands(context)
     wrong = f"there is no command {shown(name)}"
     meant = _MOVED.get(name)
+    alike = next((group for group in _ALIKE if name in group), frozenset[str]())
+    if context.parent is None and meant is None and alike:
+        leaves = [each for each, _ in PROGRAM.leaves() if each.split()[-1] in alike]
+        return InvalidArgument(f"{wrong} — choose from {', '.join(leaves)}; see {path} --help")
     if context.parent is not None:
         wrong = f"{path} has no action {shown(name)}"
-        alike = next((group for group in _ALIKE if name in group), frozenset[str]())
         meant = next((each for each in names if each in alike), None)
     meant = meant or nearest(name, names, likeness=_LIKENESS)
     if meant is not None:

@@ -127,6 +127,11 @@ def test_wrong_use_is_one_line_that_names_the_command_and_a_document_with_json(
         (["ls", "d"], "there is no command 'ls'", "collection ls"),
         (["top", "d"], "there is no command 'top'", "info top"),
         (["config", "show"], "there is no command 'config'", "info config"),
+        (["help"], "there is no command 'help'", "--help"),
+        (["init", "d"], "there is no command 'init'", "collection create"),
+        (["create-collection"], "there is no command 'create-collection'", "collection create"),
+        (["inspect", "d"], "there is no command 'inspect'", "info show"),
+        (["metrics", "d"], "there is no command 'metrics'", "serve --http"),
         (["version"], "there is no command 'version'", "--version"),
         (["topic", "creat", "d", "t"], "streamingnode topic has no action 'creat'", "create"),
         (["topic", "list", "d"], "streamingnode topic has no action 'list'", "ls"),
@@ -152,6 +157,34 @@ def test_a_misspelt_name_is_answered_with_the_one_that_was_meant(
     assert capsys.readouterr().err.startswith(
         f"INVALID_ARGUMENT: {wrong} — did you mean '{meant}'? "
     )
+
+
+@pytest.mark.parametrize(
+    "verb, some",
+    [
+        ("create", "collection create, partition create"),
+        ("rm", "collection drop, "),
+        ("drop", "partition drop, reader rm"),
+    ],
+)
+def test_an_action_without_its_group_is_answered_with_the_groups(
+    verb: str, some: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, "d", "orders"]) == 2
+    said = capsys.readouterr().err
+    assert f"there is no command '{verb}' — choose from " in said
+    assert some in said
+
+
+@pytest.mark.parametrize(
+    "words", [["--json", "collection", "ls", "d"], ["collection", "--json", "ls", "d"]]
+)
+def test_an_option_before_the_action_is_answered_with_where_it_stands(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "there is no option '--json' here: options stand behind the action — as in" in said
 
 
 def test_a_name_that_is_like_none_is_answered_with_those_there_are(

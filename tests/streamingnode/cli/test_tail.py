@@ -173,3 +173,19 @@ def test_what_is_no_position_is_refused_with_what_is(text: str) -> None:
         InvalidArgument, match=r"^--from .* — give earliest, latest, @1h, a time such as"
     ):
         start_policy(text)
+
+
+@pytest.mark.parametrize(
+    "start, said",
+    [
+        ("2099-01-01T00:00:00Z", "— give one that has passed, or start at the end (latest)"),
+        ("2026-01-01T00:00:00", "the time has no zone: add Z for UTC, or an offset"),
+    ],
+    ids=["to come", "no zone"],
+)
+def test_a_time_that_cannot_be_read_from_is_answered_with_one_that_can(
+    data: object, run: "Run", start: str, said: str
+) -> None:
+    refused = run("tail", data, "orders", "--from", start)
+    assert refused.code == 2
+    assert said in refused.err
