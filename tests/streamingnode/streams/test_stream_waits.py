@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamingnode.errors import DeadlineExceeded
+from streamingnode.streams.messages import MsgPosition
 from streamingnode.streams.stream import MsgStream
 from streamingnode.streams.subscription import Subscription
 from tests.cancelled import Way, cancel_at
@@ -19,6 +20,7 @@ from tests.streamingnode.streams.streams_on import send, streams_in
 from wal.errors import InvalidArgument
 from wal.rocksmq.contract import Consumer
 from wal.rocksmq.messages import ConsumerMessage
+from wal.rocksmq.queue import RocksMQ
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("everywhere")]
 
@@ -98,29 +100,74 @@ async def test_a_seek_that_is_cancelled_is_undone_or_has_to_be_repeated(
             assert await drained(consumer) == [[3]]
 
 
-async def test_what_comes_after_a_seek_that_was_cancelled_and_not_repeated_has_no_hole(
+async def with_five_of_six_consumed(consumer: MsgStream) -> list[MsgPosition]:
+    """Consume five of six batches, acknowledge three, and return the end of the first."""
+    first = await consumer.consume(timeout=60)
+    consumer._acked_s = math.inf  # it is time to acknowledge only when the test says so
+    await consumer.consume(timeout=60)
+    await consumer.consume(timeout=60)
+    await consumer._acknowledged()  # of one that the first call may have begun
+    consumer._acked_s = 0.0
+    await consumer.consume(timeout=60)
+    await until(lambda: len(consumer._subscriptions["a"].acked) == 3)
+    consumer._acked_s = math.inf
+    await consumer.consume(timeout=60)
+    return list(first.end_positions)
+
+
+async def test_a_consumer_that_opens_during_a_cancelled_seek_begins_where_it_went(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = FailingDisk(monkeypatch)
+    seek = RocksMQ.seek
+    asked: list[int] = []
+
+    async def noted(queue: RocksMQ, topic: str, group: str, message_id: int) -> None:
+        asked.append(message_id)
+        await seek(queue, topic, group, message_id)
+
+    monkeypatch.setattr(RocksMQ, "seek", noted)
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         await send(producer, *[inserts(number) for number in range(1, 7)])
+
+        async def consumed() -> list[list[int]]:
+            async with streams.consumer("a") as consumer:
+                return await drained(consumer)
+
         async with streams.consumer("a") as consumer:
-            first, _, _ = [await consumer.consume(timeout=60) for _ in range(3)]
-            consumer._acked_s = 0.0  # it is time to acknowledge these, and never again
-            await consumer.consume(timeout=60)
-            await until(lambda: len(consumer._subscriptions["a"].acked) == 3)
-            consumer._acked_s = math.inf
-            await consumer.consume(timeout=60)
+            place = await with_five_of_six_consumed(consumer)
             disk.gate.clear()
-            seeking = asyncio.ensure_future(consumer.seek(first.end_positions))
-            await until(lambda: disk.waiting)
+            seeking = asyncio.ensure_future(consumer.seek(place))
+            await until(lambda: asked)
             seeking.cancel()
             await asyncio.wait([seeking])
-            disk.gate.set()
+        opening = asyncio.ensure_future(consumed())
+        # a consumer that did not wait for the seek would get the messages of before it meanwhile
+        await asyncio.wait([opening], timeout=0.3)
+        disk.gate.set()
+        assert await opening == [[2], [3], [4], [5], [6]]
+
+
+async def test_a_seek_that_was_cancelled_before_the_queue_got_it_leaves_no_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await send(producer, *[inserts(number) for number in range(1, 7)])
+        asked: list[int] = []
+
+        async def never(_topic: str, _group: str, message_id: int) -> None:
+            asked.append(message_id)
+            await asyncio.get_running_loop().create_future()
+
         async with streams.consumer("a") as consumer:
-            left = [[4], [5], [6]]
-            # cancelled behind another write, such as that of counts, the seek was never asked for
-            assert await drained(consumer) in (left, [[2], [3], *left])
+            place = await with_five_of_six_consumed(consumer)
+            monkeypatch.setattr(streams.queue, "seek", never)
+            seeking = asyncio.ensure_future(consumer.seek(place))
+            await until(lambda: asked)
+            seeking.cancel()
+            await asyncio.wait([seeking])
+        async with streams.consumer("a") as consumer:
+            assert await drained(consumer) == [[4], [5], [6]]
 
 
 async def test_what_a_read_from_before_an_acknowledgement_brings_again_is_passed_over() -> None:
