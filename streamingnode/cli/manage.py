@@ -70,7 +70,10 @@ def create_collection(
             partitions=new.partitions,
         )
 
-    made = with_node(place, create, may_be_new=isinstance(place, Path) and is_vacant(place))
+    is_new = isinstance(place, Path) and is_vacant(place)
+    made = with_node(place, create, may_be_new=is_new)
+    if is_new:  # shows a mistyped name
+        output.note(f"{place} is a new node")
     output.change("created", f"collection {collection}", describe_collection(made))
 
 
