@@ -240,7 +240,9 @@ def _tick_at(text: str) -> int:
         )
     moment = datetime.fromisoformat(text.removeprefix("@"))
     if moment.tzinfo is None:
-        raise InvalidArgument("the time has no zone — add Z for UTC, or an offset as +01:00")
+        raise InvalidArgument(
+            "the time has no zone: add Z for UTC, or an offset as +01:00 — give a time with a zone"
+        )
     return time_to_tick(moment)
 
 

@@ -179,7 +179,7 @@ def test_what_is_no_position_is_refused_with_what_is(text: str) -> None:
     "start, said",
     [
         ("2099-01-01T00:00:00Z", "— give one that has passed, or start at the end (latest)"),
-        ("2026-01-01T00:00:00", "the time has no zone — add Z for UTC, or an offset"),
+        ("2026-01-01T00:00:00", "the time has no zone: add Z for UTC, or an offset"),
     ],
     ids=["to come", "no zone"],
 )
